@@ -1,0 +1,111 @@
+"""The contract that every multi-head attention variant fulfils.
+
+Shapes: B batch, T_q and T_k query and key length, D = d_model, H = num_heads, K = head_dim = D / H.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.attention import reference
+
+Arithmetic = Literal["ordered", "native"]
+Tensors = Mapping[str, Tensor]
+
+INPUT_ROLES = ("query", "key", "value")
+
+
+class MultiHeadAttention(nn.Module, ABC):
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2), its implementation left open.
+
+    A variant stores its parameters as it likes, and converts them to and from *canonical weights*:
+
+    ===============================================  =========
+    ``query.weight  key.weight  value.weight``       (H, K, D)
+    ``query.bias    key.bias    value.bias``         (H, K)
+    ``output.weight``                                (D, H, K)
+    ``output.bias``                                  (D,)
+    ===============================================  =========
+
+    Args:
+        d_model: width D of the inputs and of the output.
+        num_heads: number of heads H; must divide ``d_model``.
+        bias: whether the four projections have biases.
+        dropout: probability of dropping an attention weight in training.
+    """
+
+    canonical: ClassVar[bool] = True
+    """The layout is a bijection with the canonical weights; a contrast, or a research idea, says False."""
+    canonical_dropout: ClassVar[bool] = True
+    """Attention dropout is drawn in the order (H, B, T_q, T_k); kernels that draw their own say False."""
+
+    def __init__(self, d_model: int, num_heads: int, *, bias: bool = True, dropout: float = 0.0) -> None:
+        super().__init__()
+        if d_model < 1 or num_heads < 1 or d_model % num_heads:
+            raise ValueError(
+                f"num_heads must divide d_model, both positive; got num_heads={num_heads}, d_model={d_model}"
+            )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is a probability, 0 <= p < 1; got {dropout}")
+        self.d_model = d_model
+        self.num_heads = num_heads
+        self.head_dim = d_model // num_heads
+        self.has_bias = bias
+        self.dropout = dropout
+
+    @abstractmethod
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Attend from each query position to the key positions it may see.
+
+        Args:
+            query: (B, T_q, D).
+            key: (B, T_k, D).
+            value: (B, T_k, D).
+            mask: boolean, broadcastable to (B, H, T_q, T_k), True = may attend. Never changed in place.
+            is_causal: also hide later keys; aligned at the lower right corner when T_q differs from T_k.
+
+        Returns:
+            (B, T_q, D). A query that may see nothing gets zero weights, so the output bias alone.
+
+        Raises:
+            ValueError: the mask is not boolean, or does not fit the scores.
+        """
+
+    @abstractmethod
+    def to_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
+        """Rename and rearrange tensors given by this module's parameter names; values stay bit for bit.
+
+        Serves weights, gradients and an optimiser's moments alike; uses only views, stack, cat and split.
+        """
+
+    @abstractmethod
+    def from_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
+        """The inverse of :meth:`to_canonical`."""
+
+    def attention_weights(
+        self, query: Tensor, key: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """The weights (B, H, T_q, T_k) before dropout, for pictures: each row sums to 1, or is empty.
+
+        This default is the reference formula on the canonical weights, not a record of what ``forward`` did.
+        """
+        weights = self.to_canonical(dict(self.named_parameters()))
+        return reference.attention_weights(weights, query, key, mask, is_causal)
+
+    def canonical_shapes(self) -> dict[str, torch.Size]:
+        """Shapes of the canonical weights, in canonical order."""
+        H, K, D = self.num_heads, self.head_dim, self.d_model
+        shapes: dict[str, torch.Size] = {}
+        for role in INPUT_ROLES:
+            shapes[f"{role}.weight"] = torch.Size((H, K, D))
+            if self.has_bias:
+                shapes[f"{role}.bias"] = torch.Size((H, K))
+        shapes["output.weight"] = torch.Size((D, H, K))
+        if self.has_bias:
+            shapes["output.bias"] = torch.Size((D,))
+        return shapes

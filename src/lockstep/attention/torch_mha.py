@@ -1,0 +1,36 @@
+"""``torch.nn.MultiheadAttention`` itself under the contract: the outside authority."""
+
+from torch import Tensor, nn
+
+from lockstep.attention.contract import MultiHeadAttention, Tensors
+from lockstep.attention.masks import merge_masks
+from lockstep.attention.packed import pack, unpack
+
+
+class TorchAttention(MultiHeadAttention):
+    """Translates masks only: torch's meaning is True = hidden, of shape (B·H, T_q, T_k); its dropout is its own."""
+
+    canonical_dropout = False
+
+    def __init__(self, d_model: int, num_heads: int, *, bias: bool = True, dropout: float = 0.0) -> None:
+        super().__init__(d_model, num_heads, bias=bias, dropout=dropout)
+        self.attention = nn.MultiheadAttention(d_model, num_heads, dropout, bias, batch_first=True)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        B, T_q, T_k = query.size(0), query.size(1), key.size(1)
+        mask = merge_masks((B, self.num_heads, T_q, T_k), mask, is_causal, query.device)
+        hidden = None if mask is None else ~mask.expand(B, self.num_heads, T_q, T_k).flatten(0, 1)
+        # Both of torch's other paths give NaN for a query that may see nothing: the one that returns weights, and the
+        # one for inference, which it takes when query, key and value are the same object; a view is another object.
+        output, _ = self.attention(query.view_as(query), key, value, attn_mask=hidden, need_weights=False)
+        return output
+
+    def to_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
+        return unpack(
+            self.canonical_shapes(), tensors, "attention.in_proj_weight", "attention.in_proj_bias", "attention.out_proj"
+        )
+
+    def from_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
+        return pack(tensors, "attention.in_proj_weight", "attention.in_proj_bias", "attention.out_proj")
