@@ -39,7 +39,7 @@ class EinsumAttention(MultiHeadAttention):
             self.register_parameter(_stored(name), nn.Parameter(torch.empty(shape).uniform_(-scale, scale)))
 
     def _project(self, role: str, x: Tensor) -> Tensor:
-        weight: Tensor = getattr(self, f"{role}_weight")
+        weight = self.get_parameter(f"{role}_weight")
         bias: Tensor | None = getattr(self, f"{role}_bias", None)
         if self.arithmetic == "ordered":
             flat_bias = None if bias is None else bias.flatten()
@@ -48,7 +48,7 @@ class EinsumAttention(MultiHeadAttention):
         return heads if bias is None else heads + bias[:, None, :]
 
     def _output(self, context: Tensor) -> Tensor:
-        weight: Tensor = self.output_weight
+        weight = self.get_parameter("output_weight")
         bias: Tensor | None = getattr(self, "output_bias", None)
         if self.arithmetic == "ordered":
             return F.linear(merge_heads(context), weight.flatten(1), bias)

@@ -66,7 +66,7 @@ def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, num_heads: int
     Under autocast the order of sums belongs to the casts: the ordinary projection serves, and no bits are promised.
     """
     if arithmetic == "ordered" and not torch.is_autocast_enabled(x.device.type):
-        return cast(Tensor, _HeadwiseLinear.apply(x, weight, bias, num_heads))
+        return cast(Tensor, _HeadwiseLinear.apply(x, weight, bias, num_heads))  # type: ignore[no-untyped-call]
     return split_heads(F.linear(x, weight, bias), num_heads)
 
 

@@ -33,7 +33,7 @@ class PackedAttention(MultiHeadAttention):
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         if self.arithmetic == "native" and _one_tensor(query, key, value):
             projected = F.linear(query, self.input.weight, self.input.bias)  # (B, T, 3D)
-            return [split_heads(x, self.num_heads) for x in projected.split(self.d_model, dim=-1)]
+            return [split_heads(x, self.num_heads) for x in projected.chunk(3, dim=-1)]
         weights = self.input.weight.chunk(3)
         biases = self.input.bias.chunk(3) if self.has_bias else (None, None, None)
         return [

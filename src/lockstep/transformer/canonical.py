@@ -1,0 +1,75 @@
+"""The whole model in canonical layout: what two models with different attention have in common, name by name."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.attention import MultiHeadAttention
+
+
+def _attentions(model: nn.Module) -> dict[str, MultiHeadAttention]:
+    return {name: m for name, m in model.named_modules() if isinstance(m, MultiHeadAttention)}
+
+
+def _convert(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    convert: Callable[[MultiHeadAttention, dict[str, Tensor]], dict[str, Tensor]],
+) -> dict[str, Tensor]:
+    """Hand each attention its own tensors, and put what it returns in their place; the order of names is kept."""
+    attentions = _attentions(model)
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        prefix = next((p for p in attentions if name.startswith(f"{p}.")), None)
+        if prefix is None:
+            groups[name] = {"": tensor}
+        else:
+            groups.setdefault(prefix, {})[name.removeprefix(f"{prefix}.")] = tensor
+    converted = {}
+    for prefix, group in groups.items():
+        if prefix in attentions:
+            converted.update({f"{prefix}.{name}": t for name, t in convert(attentions[prefix], group).items()})
+        else:
+            converted[prefix] = group[""]
+    return converted
+
+
+def to_canonical(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by the model's parameter names (weights, gradients or moments) to canonical names and shapes.
+
+    An attention without a canonical layout keeps its own names.
+    """
+    return _convert(model, tensors, lambda module, group: module.to_canonical(group) if module.canonical else group)
+
+
+def from_canonical(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of :func:`to_canonical`."""
+    return _convert(model, tensors, lambda module, group: module.from_canonical(group) if module.canonical else group)
+
+
+def canonical_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The model's weights in canonical layout; shared parameters once, under their first name."""
+    return to_canonical(model, {name: p.detach() for name, p in model.named_parameters()})
+
+
+@torch.no_grad()
+def load_canonical(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Lay canonical weights into the model's parameters.
+
+    Raises:
+        KeyError: a parameter of the model has no counterpart.
+    """
+    named = from_canonical(model, tensors)
+    for name, parameter in model.named_parameters():
+        parameter.copy_(named[name])
+
+
+def fingerprint(model: nn.Module) -> str:
+    """SHA-256 of the canonical weights: equal for two variants exactly if every weight is equal to the bit."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(canonical_weights(model).items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
