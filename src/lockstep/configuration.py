@@ -1,0 +1,161 @@
+"""What a configuration may say: the options of a run, and the check of any node against what it configures.
+
+Numbers and choices are in ``conf/``; here are only names, types and ranges. Pydantic judges the values.
+"""
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+
+from annotated_types import Ge, Gt, Lt
+from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
+
+from lockstep.attention import Arithmetic
+from lockstep.training.schedules import ScheduleName
+from lockstep.transformer.layers import Activation, Norm
+from lockstep.transformer.model import TiedEmbeddings
+
+Positive = Annotated[int, Ge(1)]
+Count = Annotated[int, Ge(0)]
+Probability = Annotated[float, Ge(0), Lt(1)]
+Node = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class ConfigurationError(Exception):
+    """A configuration that cannot be run; the message is one line that names the option."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    d_model: Positive
+    num_heads: Positive
+    encoder_layers: Positive
+    decoder_layers: Positive
+    d_ff: Positive
+    bias: bool
+    dropout: Probability
+    attention_dropout: Probability
+    activation: Activation
+    norm: Norm
+    tied_embeddings: TiedEmbeddings
+
+
+@dataclass(frozen=True)
+class ScheduleOptions:
+    name: ScheduleName
+    warmup_steps: Count
+
+
+@dataclass(frozen=True)
+class TrainerOptions:
+    """Options of Lightning's Trainer, under its own names."""
+
+    max_steps: Positive
+    accelerator: Literal["auto", "cpu", "gpu"]
+    precision: Literal["32-true", "64-true", "bf16-true", "bf16-mixed", "16-mixed"]
+    gradient_clip_val: Annotated[float, Gt(0)] | None
+    accumulate_grad_batches: Positive
+    val_check_interval: Positive
+    log_every_n_steps: Positive
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Everything ``scripts/train.py`` can be told."""
+
+    seed: Count
+    arithmetic: Arithmetic
+    attention: dict[str, Any]
+    data: dict[str, Any]
+    batch_tokens: Positive
+    length_jitter: Count
+    model: ModelOptions
+    optimizer: dict[str, Any]
+    schedule: ScheduleOptions
+    label_smoothing: Probability
+    stop_at_exact_match: Annotated[float, Gt(0)] | None
+    attention_maps_every: Count
+    trainer: TrainerOptions
+    output: str
+    name: str
+
+
+def parse(cls: type[T], node: Node, path: str = "") -> T:
+    """Make a dataclass of options, nested ones included, from plain values.
+
+    Raises:
+        ConfigurationError: an unknown, missing or ill-typed option.
+    """
+    nested = {f.name: f.type for f in dataclasses.fields(cls) if dataclasses.is_dataclass(f.type)}  # type: ignore[arg-type]
+    values = check_arguments(cls, node, path)
+    for name, child in nested.items():
+        values[name] = parse(child, _mapping(values[name], f"{path}{name}"), f"{path}{name}.")  # type: ignore[arg-type]
+    return cls(**values)
+
+
+def check_arguments(target: Callable[..., Any], node: Node, path: str, positional: int = 0) -> dict[str, Any]:
+    """Check a node's values as keyword arguments of ``target``, by its signature and type hints.
+
+    Args:
+        target: a class or function.
+        node: keyword arguments; a ``_target_`` among them is left out.
+        path: the node's place in the configuration, ending in a dot, for messages.
+        positional: how many leading parameters the caller supplies itself.
+
+    Raises:
+        ConfigurationError: an unknown, missing or ill-typed argument.
+    """
+    parameters = list(inspect.signature(target).parameters.values())[positional:]
+    known = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    values = {key: value for key, value in node.items() if key != "_target_"}
+    for key in values:
+        if key not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            raise ConfigurationError(f"unknown option {path}{key}{nearest(key, known, path)}")
+    for key, parameter in known.items():
+        if key not in values and parameter.default is parameter.empty:
+            raise ConfigurationError(f"option {path}{key} is missing")
+    try:
+        hints = get_type_hints(_signature_owner(target), include_extras=True)
+    except NameError:  # a user's annotations may name what is imported for type checkers only
+        hints = {}
+    return {key: _checked(value, hints.get(key, Any), f"{path}{key}") for key, value in values.items()}
+
+
+def _signature_owner(target: Callable[..., Any]) -> Any:
+    """Where the annotations of a class's constructor stand: in ``__init__``, whichever ancestor wrote it."""
+    return getattr(target, "__init__") if isinstance(target, type) else target  # noqa: B009
+
+
+def _checked(value: Any, annotation: Any, name: str) -> Any:
+    if dataclasses.is_dataclass(annotation):
+        return value
+    if isinstance(value, list):  # YAML has no tuples
+        value = tuple(value)
+    try:
+        adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+    except PydanticSchemaGenerationError:
+        return value
+    try:
+        return adapter.validate_python(value, strict=True)
+    except ValidationError as error:
+        reasons = {e["msg"][0].lower() + e["msg"][1:] for e in error.errors() if e["type"] != "is_instance_of"}
+        raise ConfigurationError(f"option {name}={value}: {'; or '.join(sorted(reasons))}") from None
+
+
+def _mapping(value: Any, name: str) -> Node:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"option {name} holds options of its own, it cannot be {value!r}")
+    return value
+
+
+def nearest(key: str, known: Iterable[str], path: str = "") -> str:
+    """A hint at the known option most like ``key``, or the list of all where none is like it."""
+    names = list(known)
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {path}{close[0]}?"
+    return f"; there are {', '.join(path + name for name in names)}" if names else ""

@@ -1,0 +1,100 @@
+"""Batches of like length, by a budget of tokens, in an order that is a pure function of seed and epoch.
+
+Shapes: B batch, T_s and T_t source and target length.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from lockstep.data.tokenization import PAD
+
+
+class Batch(NamedTuple):
+    """Token ids, padded at the end: ``source`` (B, T_s) and ``target`` (B, T_t), each from BOS to EOS."""
+
+    source: Tensor
+    target: Tensor
+
+    @property
+    def source_mask(self) -> Tensor:
+        """(B, T_s), True at real tokens."""
+        return self.source != PAD
+
+    @property
+    def prefix(self) -> Tensor:
+        """The decoder's input (B, T_t - 1): every token but the last."""
+        return self.target[:, :-1]
+
+    @property
+    def labels(self) -> Tensor:
+        """What follows each prefix (B, T_t - 1): every token but BOS."""
+        return self.target[:, 1:]
+
+
+def collate(pairs: Sequence[tuple[Tensor, Tensor]]) -> Batch:
+    """Pad pairs of id sequences to a batch."""
+
+    def pad(ids: list[Tensor]) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=PAD)
+
+    return Batch(pad([source for source, _ in pairs]), pad([target for _, target in pairs]))
+
+
+class LengthGroupedBatches(Sampler[list[int]]):
+    """Batches of examples of like length: sorted by the longer side, cut by a budget of padded target tokens.
+
+    No batch holds one example alone: a batch of one takes other kernels, which round differently.
+
+    Args:
+        lengths: (source, target) length of each example, at least two.
+        batch_tokens: most target tokens in a batch, padding included; two examples go together even above it.
+        seed: of the order; None keeps one fixed order, for evaluation.
+        jitter: mix lengths up to this many tokens apart. Where many examples share each length there would be no
+            padding at all, and a mask that is wrong could not show.
+    """
+
+    def __init__(
+        self, lengths: Sequence[tuple[int, int]], batch_tokens: int, *, seed: int | None, jitter: int = 0
+    ) -> None:
+        self._longer = torch.tensor([max(pair) for pair in lengths], dtype=torch.float64)
+        self._target = [target for _, target in lengths]
+        self._batch_tokens = batch_tokens
+        self._seed = seed
+        self._jitter = jitter
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Lightning calls this at the start of each epoch."""
+        self._epoch = epoch
+
+    def plan(self) -> list[list[int]]:
+        """All batches of the current epoch."""
+        generator = torch.Generator().manual_seed(0 if self._seed is None else self._seed)
+        if self._seed is not None:
+            # One stream of seeds for the epochs: (seed, epoch) and (seed + 1, epoch - 1) share nothing.
+            words = torch.empty(self._epoch + 1, dtype=torch.int64).random_(generator=generator)
+            generator.manual_seed(int(words[-1]))
+        ties = torch.rand(len(self._longer), generator=generator, dtype=torch.float64) * max(self._jitter, 1e-3)
+        batches: list[list[int]] = []
+        longest = 0
+        for index in (self._longer + ties).argsort().tolist():
+            longest = max(longest, self._target[index])
+            if not batches or (len(batches[-1]) >= 2 and longest * (len(batches[-1]) + 1) > self._batch_tokens):
+                batches.append([])
+                longest = self._target[index]
+            batches[-1].append(index)
+        if len(batches) > 1 and len(batches[-1]) == 1:
+            batches[-2] += batches.pop()
+        if self._seed is None:
+            return batches
+        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.plan())
+
+    def __len__(self) -> int:
+        return len(self.plan())

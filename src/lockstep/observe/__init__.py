@@ -1,0 +1,1 @@
+"""Watching a run: attention pictures, sample translations, throughput. Observers draw no random numbers."""

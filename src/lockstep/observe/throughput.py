@@ -1,0 +1,34 @@
+"""How fast training goes: target tokens per second, without validation and pictures."""
+
+import time
+from typing import Any
+
+import lightning as L
+
+from lockstep.data.batching import Batch
+from lockstep.data.tokenization import PAD
+
+
+class Throughput(L.Callback):
+    """Times training steps and counts their real target tokens; must come first among the callbacks."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.target_tokens = 0
+        self._started = 0.0
+
+    @property
+    def target_tokens_per_second(self) -> float:
+        return self.target_tokens / self.seconds if self.seconds else 0.0
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        self._started = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
+    ) -> None:
+        self.seconds += time.perf_counter() - self._started
+        self.target_tokens += int((batch.labels != PAD).sum())
+        pl_module.log("train/target_tokens_per_second", self.target_tokens_per_second)

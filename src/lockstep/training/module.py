@@ -1,0 +1,139 @@
+"""The Lightning module: loss, optimisation, evaluation.
+
+Shapes: B batch, T_s and T_t source and target length, V vocabulary size.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from lockstep.data.batching import Batch
+from lockstep.data.tokenization import BOS, EOS, PAD
+from lockstep.transformer import Transformer
+from lockstep.transformer.canonical import to_canonical
+from lockstep.transformer.decoding import greedy, next_token
+
+OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
+
+
+class TranslationModule(L.LightningModule):
+    """Trains a Transformer to continue target prefixes, given the source.
+
+    Args:
+        model: initialised.
+        optimizer: makes the optimiser of named parameters.
+        schedule: factor of the learning rate at each step.
+        label_smoothing: of the training loss alone (section 5.4); evaluation reports the plain cross-entropy.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        optimizer: OptimizerFactory,
+        schedule: Callable[[int], float],
+        label_smoothing: float,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._label_smoothing = label_smoothing
+        # Since the last optimiser step: summed loss, target tokens, and target tokens of the first batch.
+        self._loss_sum = torch.zeros(())
+        self._tokens = 0
+        self._first_tokens = 0
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        optimizer = self._optimizer(self.model.named_parameters())
+        scheduler = LambdaLR(optimizer, self._schedule)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def training_step(self, batch: Batch, batch_index: int) -> Tensor:
+        logits = self.model(batch.source, batch.source_mask, batch.prefix)  # (B, T_t - 1, V)
+        loss_sum = summed_loss(logits, batch.labels, self._label_smoothing)
+        tokens = int((batch.labels != PAD).sum())
+        if self._tokens == 0:
+            self._first_tokens = tokens
+            self._loss_sum = torch.zeros_like(loss_sum)
+        self._tokens += tokens
+        self._loss_sum = self._loss_sum + loss_sum.detach()
+        # Lightning divides by the number of accumulated batches, which weighs them as if they had as many tokens
+        # each. Undo that; the gradient is divided by all their tokens once these are known.
+        return loss_sum / self._first_tokens * self.trainer.accumulate_grad_batches
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        if self._tokens != self._first_tokens:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self._first_tokens / self._tokens)
+        self.log("train/loss", self._loss_sum / self._tokens, prog_bar=True)
+        self.log("optimizer/learning_rate", optimizer.param_groups[0]["lr"])
+        self._tokens = 0
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by the global norm, summed over canonical tensors so that it is the same in every layout."""
+        gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        norm = nn.utils.get_total_norm(to_canonical(self.model, gradients).values())
+        self.log("optimizer/gradient_norm", norm)
+        if gradient_clip_val is not None:
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), gradient_clip_val, norm)
+
+    def validation_step(self, batch: Batch, batch_index: int) -> None:
+        self._evaluate(batch, "validation")
+
+    def test_step(self, batch: Batch, batch_index: int) -> None:
+        self._evaluate(batch, "test")
+
+    def _evaluate(self, batch: Batch, split: str) -> None:
+        """Teacher-forced loss and token accuracy, free-running exact match; averages over tokens and sequences."""
+        logits = self.model(batch.source, batch.source_mask, batch.prefix)
+        real = batch.labels != PAD
+        correct = (logits.argmax(dim=-1) == batch.labels) & real
+        tokens = int(real.sum())
+
+        def log(name: str, value: Any, count: int) -> None:
+            self.log(f"{split}/{name}", value, on_step=False, on_epoch=True, batch_size=count)
+
+        log("loss", summed_loss(logits, batch.labels) / tokens, tokens)
+        log("token_accuracy", correct.sum() / tokens, tokens)
+        exact = exact_matches(self.translate(batch), batch.labels)
+        log("exact_match", exact.double().mean(), len(exact))
+
+    def translate(self, batch: Batch) -> Tensor:
+        """Greedy translations (B, t) of the batch's sources, at most half as long again as the longest label."""
+        return greedy(
+            next_token(self.model, batch.source, batch.source_mask),
+            len(batch.source),
+            bos=BOS,
+            eos=EOS,
+            pad=PAD,
+            max_length=batch.labels.size(1) * 3 // 2 + 1,
+            device=batch.source.device,
+        )
+
+
+def summed_loss(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy of logits (B, T, V) for labels (B, T), summed over real tokens, in nats; at least float32."""
+    flat = logits.flatten(0, 1)
+    if flat.dtype in (torch.bfloat16, torch.float16):
+        flat = flat.float()
+    return F.cross_entropy(flat, labels.flatten(), ignore_index=PAD, reduction="sum", label_smoothing=label_smoothing)
+
+
+def exact_matches(translations: Tensor, labels: Tensor) -> Tensor:
+    """Which rows (B,) of padded translations (B, t) equal the padded labels (B, T)."""
+    length = max(translations.size(1), labels.size(1))
+    padded = [F.pad(x, (0, length - x.size(1)), value=PAD) for x in (translations, labels)]
+    return (padded[0] == padded[1]).all(dim=1)
