@@ -3,7 +3,6 @@
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -94,11 +93,3 @@ def _log_to_terminal() -> None:
     logger = logging.getLogger("lockstep")
     logger.setLevel(logging.INFO)
     logger.addHandler(_TerminalHandler())
-
-
-def print_user_error(error: BaseException, entry: str) -> None:
-    """The traceback of an error in a user's own code, without the frames that led there."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if entry in frame.filename] or frames
-    print("".join(["Traceback (most recent call last):\n", *traceback.format_list(own)]), end="", file=sys.stderr)
-    print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)

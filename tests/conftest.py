@@ -1,0 +1,62 @@
+"""Every variant listed in conf/attention, and configurations as the command line would compose them."""
+
+from pathlib import Path
+
+import hydra
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from lockstep.experiment import locate
+
+CONF = Path(__file__).parents[1] / "conf"
+VARIANTS = sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
+# A model and a task small enough for many steps in a test; head_dim stays 32, where bits were measured to agree.
+TINY = [
+    "name=tiny",
+    "model.d_model=64",
+    "model.num_heads=2",
+    "model.d_ff=64",
+    "model.encoder_layers=1",
+    "model.decoder_layers=1",
+    "batch_tokens=256",
+    "data.max_length=8",
+    "data.train_size=2000",
+    "data.validation_size=50",
+    "data.test_size=50",
+    "trainer.val_check_interval=1000",
+    "trainer.log_every_n_steps=1",
+    "trainer.accelerator=cpu",
+    "attention_maps_every=0",
+    "schedule.warmup_steps=20",
+]
+
+
+def make_variant(name: str, arithmetic: str = "native"):
+    """A function (d_model, num_heads, **options) -> attention module, as configured."""
+    config = OmegaConf.load(CONF / "attention" / f"{name}.yaml")
+    node = OmegaConf.to_container(OmegaConf.create({"attention": config, "arithmetic": arithmetic}), resolve=True)
+    cls = locate(node["attention"], "attention")
+    arguments = {key: value for key, value in node["attention"].items() if key != "_target_"}
+    return lambda d_model, num_heads, **options: cls(d_model, num_heads, **arguments, **options)
+
+
+def compose(*overrides: str) -> dict:
+    """The plain configuration of ``scripts/train.py`` with these overrides."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return OmegaConf.to_container(hydra.compose("train", list(overrides)), resolve=True)
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request):
+    return make_variant(request.param)
+
+
+@pytest.fixture
+def rng() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
