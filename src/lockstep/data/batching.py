@@ -88,7 +88,11 @@ class LengthGroupedBatches(Sampler[list[int]]):
                 longest = self._target[index]
             batches[-1].append(index)
         if len(batches) > 1 and len(batches[-1]) == 1:
-            batches[-2] += batches.pop()
+            if len(batches[-2]) > 2:
+                batches[-1].append(batches[-2].pop())
+            else:
+                last = batches.pop()
+                batches[-1] += last
         if self._seed is None:
             return batches
         return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]

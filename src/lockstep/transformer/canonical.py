@@ -39,9 +39,17 @@ def _convert(
 def to_canonical(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by the model's parameter names (weights, gradients or moments) to canonical names and shapes.
 
-    An attention without a canonical layout keeps its own names.
+    The order of names is the same for every variant, so that sums over all tensors are. An attention without a
+    canonical layout keeps its own names.
     """
-    return _convert(model, tensors, lambda module, group: module.to_canonical(group) if module.canonical else group)
+
+    def convert(module: MultiHeadAttention, group: dict[str, Tensor]) -> dict[str, Tensor]:
+        if not module.canonical:
+            return group
+        canonical = module.to_canonical(group)
+        return {name: canonical[name] for name in module.canonical_shapes()}
+
+    return _convert(model, tensors, convert)
 
 
 def from_canonical(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
