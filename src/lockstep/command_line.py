@@ -33,12 +33,13 @@ def run(config_path: Path, config_name: str, job: Callable[[dict[str, Any]], int
         nonlocal status
         values = OmegaConf.to_container(config, resolve=True)
         assert isinstance(values, dict)
-        status = max(status, job({str(key): value for key, value in values.items()}))
+        try:
+            status = max(status, job({str(key): value for key, value in values.items()}))
+        except ConfigurationError as error:
+            _refuse(str(error))
 
     try:
         composed()
-    except ConfigurationError as error:
-        _refuse(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         _refuse(_in_one_line(error, config_path, config_name))
     sys.exit(status)
@@ -90,6 +91,4 @@ class _TerminalHandler(logging.Handler):
 
 
 def _log_to_terminal() -> None:
-    logger = logging.getLogger("lockstep")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(_TerminalHandler())
+    logging.getLogger("lockstep").addHandler(_TerminalHandler())

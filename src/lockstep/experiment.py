@@ -57,9 +57,10 @@ def locate(node: Node, path: str) -> Callable[..., Any]:
             f"option {path}._target_={target}: no module named {error.name}, neither installed nor here"
         ) from None
     if not hasattr(module, name):
-        raise ConfigurationError(
-            f"option {path}._target_={target}: no {name} in {module_name}{nearest(name, vars(module))}"
-        )
+        classes = [
+            n for n, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name
+        ]
+        raise ConfigurationError(f"option {path}._target_={target}: no {name} in {module_name}{nearest(name, classes)}")
     return getattr(module, name)
 
 
@@ -185,16 +186,18 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigurationError(f"model: {error}") from error
     data = build_data(options)
-    L.seed_everything(options.seed, verbose=False)
     try:
         model = build_model(options, data)
     except ValueError as error:
         raise ConfigurationError(f"model: {error}") from error
     module = build_module(options, model)
+    # Only now: constructors draw numbers, each variant's as many as it likes.
+    L.seed_everything(options.seed, verbose=False)
 
     folder = new_run_folder(Path(options.output), options.name)
     log = logging.FileHandler(folder / "train.log", encoding="utf-8")
     log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger.setLevel(logging.INFO)
     logger.addHandler(log)
     write_whole(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
     for side in ("source", "target"):

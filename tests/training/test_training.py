@@ -1,0 +1,223 @@
+"""Whole runs: the same losses to the bit, accumulation, precision, what a run leaves behind."""
+
+import json
+import math
+
+import pytest
+import torch
+from conftest import TINY, VARIANTS, compose, make_variant
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lockstep.experiment import train
+from lockstep.training.module import exact_matches, summed_loss
+from lockstep.training.schedules import schedule
+
+EQUIVALENT = [name for name in VARIANTS if make_variant(name)(4, 2).canonical]
+
+
+def run(folder, *overrides):
+    """Metrics, and every logged scalar as {tag: [(step, value), ...]}."""
+    metrics = train(compose(*TINY, f"output={folder}", *overrides))
+    (run_folder,) = folder.iterdir()
+    events = EventAccumulator(str(run_folder), size_guidance={"scalars": 0}).Reload()
+    scalars = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return metrics, scalars
+
+
+def losses(scalars):
+    return [value for _, value in scalars["train/loss"]]
+
+
+def test_ordered_variants_train_identically_to_the_bit(tmp_path):
+    options = [
+        "trainer.max_steps=300",
+        "model.dropout=0.1",
+        "model.attention_dropout=0.1",
+        "trainer.gradient_clip_val=0.5",
+    ]
+    runs = {
+        name: run(tmp_path / name, f"attention={name}", *options) for name in ("per_head", "fused", "packed", "einsum")
+    }
+    metrics, scalars = runs["per_head"]
+    assert len(losses(scalars)) == 300
+    assert losses(scalars)[-1] < 0.8 * losses(scalars)[0]
+    assert max(value for _, value in scalars["optimizer/gradient_norm"]) > 0.5  # so that clipping was at work
+    for name, (other, others) in runs.items():
+        for tag in ("train/loss", "optimizer/gradient_norm", "validation/loss"):
+            assert others.get(tag) == scalars.get(tag), f"{name}: {tag}"
+        assert other["weights_sha256"] == metrics["weights_sha256"], name
+
+
+def test_native_losses_agree_in_float64_and_the_contrast_does_not(tmp_path):
+    options = ["arithmetic=native", "trainer.precision=64-true", "trainer.max_steps=50", "model.dropout=0.1"]
+    expected = None
+    for name in ["per_head", *EQUIVALENT, "shared_heads"]:
+        module_losses = _float64_losses(tmp_path / f"{name}-{expected is None}", name, options)
+        expected = module_losses if expected is None else expected
+        difference = max(abs(a - b) for a, b in zip(module_losses, expected, strict=True))
+        assert difference < 1e-10 if name != "shared_heads" else difference > 1e-3, f"{name}: {difference}"
+
+
+def _float64_losses(folder, name, options):
+    """Event files keep float32: the losses are caught on their way there."""
+    import lightning.pytorch.loggers as loggers
+
+    caught, original = [], loggers.TensorBoardLogger.log_metrics
+
+    def log_metrics(self, metrics, step=None):
+        if "train/loss" in metrics:
+            caught.append(metrics["train/loss"])
+        original(self, metrics, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loggers.TensorBoardLogger, "log_metrics", log_metrics)
+        run(folder, f"attention={name}", *options)
+    assert len(caught) == 50
+    return caught
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_half_precision_trains(tmp_path, precision):
+    _, scalars = run(tmp_path, f"trainer.precision={precision}", "trainer.max_steps=40")
+    values = losses(scalars)
+    assert sum(values[-5:]) < 0.95 * sum(values[:5])
+
+
+@pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
+def test_c44_accumulation_weighs_tokens_not_batches(tmp_path):
+    """Two unequal batches accumulated give the gradient of one batch that holds both."""
+    import lightning as L
+
+    from lockstep.configuration import TrainOptions
+    from lockstep.data.batching import Batch
+    from lockstep.experiment import build_data, build_model, build_module, parse
+
+    options = parse(TrainOptions, compose(*TINY, "model.dropout=0", "optimizer=sgd", "optimizer.momentum=0"))
+    data = build_data(options)
+
+    def sequences(count, length):
+        return torch.cat(
+            [torch.ones(count, 1), torch.randint(4, 30, (count, length)), torch.full((count, 1), 2)], 1
+        ).long()
+
+    def padded(x):
+        return torch.nn.functional.pad(x, (0, 12 - x.size(1)))
+
+    few, many = sequences(2, 3), sequences(9, 10)
+    both = torch.cat([padded(few), many])
+    weights = {}
+    for name, batches in {"accumulated": [few, many], "together": [both]}.items():
+        module = build_module(options, build_model(options, data))
+        trainer = L.Trainer(
+            max_steps=1,
+            limit_val_batches=0,
+            accumulate_grad_batches=len(batches),
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module, [Batch(x, x) for x in batches])
+        assert trainer.global_step == 1
+        weights[name] = torch.cat([p.detach().flatten() for p in module.model.parameters()])
+        loss = trainer.callback_metrics["train/loss"]
+        weights[f"{name} loss"] = loss
+    start = torch.cat([p.detach().flatten() for p in build_model(options, data).parameters()])
+    assert (weights["together"] - start).abs().max() > 1e-3
+    assert (weights["accumulated"] - weights["together"]).abs().max() < 1e-6
+    torch.testing.assert_close(weights["accumulated loss"], weights["together loss"])
+
+
+@pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
+def test_c44_evaluation_averages_over_tokens_and_sequences(tmp_path):
+    import lightning as L
+
+    from lockstep.configuration import TrainOptions
+    from lockstep.data.tokenization import PAD
+    from lockstep.experiment import build_data, build_model, build_module, parse
+
+    options = parse(TrainOptions, compose(*TINY, "data.test_size=173", "batch_tokens=100"))
+    data = build_data(options)
+    module = build_module(options, build_model(options, data))
+    trainer = L.Trainer(logger=False, accelerator="cpu", enable_progress_bar=False, enable_model_summary=False)
+    (results,) = trainer.test(module, data, verbose=False)
+    module.eval()
+    loss = tokens = 0
+    for batch in data.test_dataloader():
+        with torch.no_grad():
+            log_p = module.model(batch.source, batch.source_mask, batch.prefix).double().log_softmax(-1)
+        for row, labels in zip(log_p, batch.labels, strict=True):
+            for position, label in enumerate(labels):
+                if label != PAD:
+                    loss, tokens = loss - row[position, label].item(), tokens + 1
+    assert results["test/loss"] == pytest.approx(loss / tokens, rel=1e-6)
+
+
+def test_label_smoothing_and_padding_in_the_loss():
+    logits, labels = torch.randn(2, 3, 5), torch.tensor([[1, 2, 0], [3, 0, 0]])
+    log_p = logits.log_softmax(-1)
+    plain = -(log_p[0, 0, 1] + log_p[0, 1, 2] + log_p[1, 0, 3])
+    torch.testing.assert_close(summed_loss(logits, labels), plain)
+    uniform = -(log_p[0, 0].mean() + log_p[0, 1].mean() + log_p[1, 0].mean())
+    torch.testing.assert_close(summed_loss(logits, labels, 0.1), 0.9 * plain + 0.1 * uniform)
+
+
+def test_exact_match_is_of_whole_sequences():
+    labels = torch.tensor([[5, 6, 2], [5, 2, 0], [7, 2, 0]])
+    translations = torch.tensor([[5, 6, 2, 0], [5, 2, 0, 0], [7, 7, 7, 2]])
+    assert exact_matches(translations, labels).tolist() == [True, True, False]
+    assert exact_matches(translations[:, :2], labels).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("constant", [0.5, 1, 1, 1, 1]),
+        ("linear", [0.5, 1, 1, 0.5, 0]),
+        ("cosine", [0.5, 1, 1, 0.5, 0]),
+        ("inverse_sqrt", [0.5, 1, math.sqrt(2 / 3), math.sqrt(2 / 5), math.sqrt(2 / 7)]),
+    ],
+)
+def test_schedules(name, expected):
+    factor = schedule(name, warmup_steps=2, max_steps=6)
+    assert [factor(step) for step in (0, 1, 2, 4, 6)] == pytest.approx(expected)
+
+
+def test_what_a_run_leaves_behind(tmp_path):
+    metrics, scalars = run(tmp_path, "trainer.max_steps=12", "trainer.val_check_interval=4", "attention_maps_every=1")
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("tiny-20")
+    assert json.loads((folder / "metrics.json").read_text()) == metrics
+    assert metrics["train/steps"] == 12
+    assert {"test/exact_match", "test/loss", "train/seconds", "train/target_tokens_per_second", "parameters"} <= set(
+        metrics
+    )
+    for name in ("config.yaml", "train.log", "source_tokenizer.json", "checkpoints/best.ckpt", "checkpoints/last.ckpt"):
+        assert (folder / name).stat().st_size > 0, name
+    assert not [path for path in folder.rglob("*") if "=" in path.name]
+    checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    assert checkpoint["lockstep"]["format_version"] == 1
+    assert checkpoint["global_step"] == 12
+    assert [step for step, _ in scalars["train/loss"]] == list(range(12))
+    assert [step for step, _ in scalars["validation/exact_match"]] == [3, 7, 11]
+    events = EventAccumulator(str(folder), size_guidance={"images": 0, "tensors": 0}).Reload()
+    assert set(events.Tags()["images"]) == {"attention/encoder", "attention/decoder", "attention/cross"}
+    assert [image.step for image in events.Images("attention/cross")] == list(range(13))  # before training, too
+    assert "samples/text_summary" in events.Tags()["tensors"]
+
+
+def test_looking_changes_no_bit(tmp_path):
+    runs = [
+        run(tmp_path / str(every), "trainer.max_steps=30", f"attention_maps_every={every}", "model.dropout=0.1")
+        for every in (0, 1, 7)
+    ]
+    assert len({metrics["weights_sha256"] for metrics, _ in runs}) == 1
+    assert runs[0][1]["train/loss"] == runs[1][1]["train/loss"] == runs[2][1]["train/loss"]
+
+
+def test_ends_early_when_solved(tmp_path):
+    options = ["trainer.max_steps=400", "trainer.val_check_interval=10", "data.symbols=3", "data.max_length=5"]
+    sizes = ["data.train_size=50", "data.validation_size=4", "data.test_size=4", "stop_at_exact_match=0.25"]
+    metrics, _ = run(tmp_path, *options, *sizes, "data.min_length=5", "optimizer.lr=5e-3")
+    assert metrics["train/steps"] < 400
