@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import TINY, VARIANTS, compose, make_variant
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader
 
 from lockstep.experiment import train
 from lockstep.training.module import exact_matches, summed_loss
@@ -118,7 +119,7 @@ def test_c44_accumulation_weighs_tokens_not_batches(tmp_path):
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        trainer.fit(module, [Batch(x, x) for x in batches])
+        trainer.fit(module, DataLoader([Batch(x, x) for x in batches], batch_size=None))
         assert trainer.global_step == 1
         weights[name] = torch.cat([p.detach().flatten() for p in module.model.parameters()])
         loss = trainer.callback_metrics["train/loss"]
