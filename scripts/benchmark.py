@@ -1,0 +1,17 @@
+"""Compare the variants' parameters and speed: ``python scripts/benchmark.py num_heads=32``."""
+
+from pathlib import Path
+from typing import Any
+
+from lockstep.command_line import run
+
+
+def job(config: dict[str, Any]) -> int:
+    from lockstep.benchmark import benchmark
+
+    benchmark(config)
+    return 0
+
+
+if __name__ == "__main__":
+    run(Path(__file__).resolve().parents[1] / "conf", "benchmark", job)
