@@ -63,6 +63,35 @@ def test_outputs_and_all_gradients_equal_the_formula_written_out(variant, D, H, 
                     assert (a - (0 if b is None else b)).abs().max() < 1e-11, kind
 
 
+def test_self_attention_on_one_tensor_in_every_mode(variant):
+    """The very same object three times, as in a hurry: fast paths for it must not change masks or gradients."""
+    module = randomize(variant(12, 4))
+    x = torch.randn(2, 5, 12, dtype=torch.float64, requires_grad=True)
+    mask = masks(2, 4, 5, 5)["per_head"]
+    expected, _ = oracle(canonical(module), x, x, x, mask)
+    (wanted,) = torch.autograd.grad(expected.sin().sum(), x)
+    for training in (True, False):
+        out = module.train(training)(x, x, x, mask)
+        torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(torch.autograd.grad(out.sin().sum(), x)[0], wanted, rtol=0, atol=1e-11)
+        with torch.no_grad():
+            torch.testing.assert_close(module(x, x, x, mask), expected, rtol=0, atol=1e-12)
+
+
+def test_tensors_that_share_memory_keep_gradients_of_their_own(variant):
+    module = randomize(variant(12, 4))
+    x = torch.randn(2, 3, 12, dtype=torch.float64)
+    expected, got = (
+        torch.autograd.grad(function(*leaves).sin().sum(), leaves)
+        for function, leaves in (
+            (module, [x.detach().requires_grad_() for _ in range(3)]),
+            (lambda *xs: oracle(canonical(module), *xs)[0], [x.clone().requires_grad_() for _ in range(3)]),
+        )
+    )
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
 def test_float32_error_is_of_float32_size(variant):
     module = randomize(variant(32, 4)).float()
     weights = {name: tensor.detach().double() for name, tensor in canonical(module).items()}
