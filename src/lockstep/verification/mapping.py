@@ -1,0 +1,295 @@
+"""Third stage: which parameter plays which role, in which layout, in which formula.
+
+Every hypothesis is judged by the output it predicts, to float64 rounding, and in an order that keeps them few: one
+key, where only the value path matters; then several keys, where the scores do; then the biases.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.attention.contract import INPUT_ROLES
+from lockstep.attention.conventions import Conventions, MaskForm
+from lockstep.attention.layout import Layout
+from lockstep.verification.construction import Sizes
+from lockstep.verification.formula import FAULTS, Fault, Formula, Norm, evaluate, plain_norm
+from lockstep.verification.user_code import UserCodeError, user_code
+from lockstep.verification.weights import Cell, Groups, bijective, cells, layouts, norms, redraw
+
+AGREES = 1e-6
+"""Relative error below which a hypothesis is taken: far above rounding, far below the wrong hypotheses' distance."""
+
+
+class Unexplained(Exception):
+    """No hypothesis reproduces the output; says at which stage."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """What is known so far."""
+
+    cells: dict[str, Cell] = field(default_factory=dict)
+    formula: Formula = Formula()
+    faults: tuple[Fault, ...] = ()
+    norm: Norm = plain_norm
+
+    def layouts(self) -> list[Layout]:
+        """Weights, then biases."""
+        kinds = ("weight", "bias")
+        chosen = [{n.split(".")[0]: c for n, c in self.cells.items() if n.endswith(kind)} for kind in kinds]
+        return layouts(chosen[0]) + layouts(chosen[1])
+
+    def faulty(self, fault: Fault) -> "Hypothesis":
+        return replace(self, formula=fault.applied_to(self.formula), faults=(*self.faults, fault))
+
+
+def agree(found: Tensor, expected: Tensor, rows: Tensor) -> bool:
+    """Whether the judged rows of two outputs (B, T_q, D) agree."""
+    if found.shape != expected.shape:
+        return False
+    difference = (found - expected)[rows]
+    return difference.numel() > 0 and bool(difference.abs().max() <= AGREES * expected[rows].abs().max())
+
+
+class MappingSearch:
+    """The search, for one module that is called in one way.
+
+    Args:
+        module: in float64 and eval mode; its parameters are redrawn.
+        sizes: its sizes.
+        conventions: how it is called, masks still unknown.
+        neutrals: the ways to pass no mask that it accepted.
+    """
+
+    def __init__(
+        self, module: nn.Module, sizes: Sizes, conventions: Conventions, neutrals: Sequence[MaskForm | None]
+    ) -> None:
+        self.module, self.sizes, self.conventions, self.neutrals = module, sizes, conventions, neutrals
+        self.generator = torch.Generator().manual_seed(0)
+        self.groups = Groups.of(module, sizes)
+        self.remarks: list[str] = []
+        self.unequal_lengths_failed: UserCodeError | None = None
+
+    def inputs(self, B: int, T_q: int, T_k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, as different as the class lets them be."""
+        x = [torch.randn(B, T, self.sizes.d_model, generator=self.generator, dtype=torch.float64)
+             for T in (T_q, T_k, T_k)]  # fmt: skip
+        roles = self.conventions.roles
+        query = x[0]
+        key = x[1] if "key" in roles else query
+        return query, key, x[2] if "value" in roles else key
+
+    def run(self, inputs: tuple[Tensor, Tensor, Tensor], neutral: MaskForm | None) -> Tensor:
+        with user_code("calling it"), torch.no_grad():
+            out = replace(self.conventions, neutral=neutral).call(self.module, self.sizes.num_heads, *inputs)
+        assert isinstance(out, Tensor)
+        return out
+
+    def _read(self, chosen: dict[str, Cell]) -> dict[str, Tensor]:
+        tensors = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
+        return {name: cell.read(name.split(".")[0], tensors, self.sizes) for name, cell in chosen.items()}
+
+    def _agrees(self, hypothesis: Hypothesis, inputs: tuple[Tensor, Tensor, Tensor], out: Tensor) -> bool:
+        # With one key, any weights stand for the query's and the key's.
+        stand_in = {f"{role}.weight": hypothesis.cells["value.weight"] for role in ("query", "key")}
+        weights = self._read(stand_in | hypothesis.cells)
+        expected, rows = evaluate(hypothesis.formula, weights, *inputs, norm=hypothesis.norm)
+        return agree(out, expected, rows)
+
+    def search(self) -> Hypothesis:
+        """Find the mapping; sets the conventions' neutral mask and causality.
+
+        Raises:
+            Unexplained: no hypothesis reproduces the output.
+        """
+        redraw(self.module, self.sizes, self.generator, biases=False)
+        self.places = [cell for cell in cells(self.groups, "hkd") if not self.groups.is_vector(cell.parameter)]
+        self.places += [cell for cell in cells(self.groups, "kd") if not self.groups.is_vector(cell.parameter)]
+        found = self._scores(list(self._value_path()))
+        redraw(self.module, self.sizes, self.generator, biases=True)
+        return self._biases(found)
+
+    # One key: out = W_o W_v value.
+
+    def _value_path(self) -> Iterator[Hypothesis]:
+        inputs = self.inputs(4, 1, 1)
+        out = self.run(inputs, self.neutrals[0])
+        if not out.isfinite().all():
+            raise Unexplained("it returns NaN or infinite values for ordinary inputs, with one key already")
+        starts = [Hypothesis({"value.weight": value, "output.weight": output})
+                  for value in self.places for output in self.places
+                  if value.parameter != output.parameter and output.count == 1]  # fmt: skip
+        found = [start for start in starts if self._agrees(start, inputs, out)]
+        found = found or list(self._heads_reordered(starts))
+        found = found or list(self._value_faults(starts, inputs, out))
+        if not found:
+            raise Unexplained("the value path: with a single key the output is no product of two of its matrices")
+        return iter(found)
+
+    def _heads_reordered(self, starts: list[Hypothesis]) -> Iterator[Hypothesis]:
+        """The output projection takes heads in another order: W_o^-1 (W_o W_v) gives the rows it meets."""
+        H, D = self.sizes.num_heads, self.sizes.d_model
+        inputs = self.inputs(D + 4, 1, 1)
+        out = self.run(inputs, self.neutrals[0])
+        product = torch.linalg.lstsq(inputs[2][:, 0], out[:, 0]).solution.T  # (D, D)
+        for start in starts:
+            if not all("h" in cell.axes for cell in start.cells.values()):
+                continue
+            weights = self._read(start.cells)
+            met = torch.linalg.solve(weights["output.weight"].flatten(1), product)
+            rows, own = met.view(H, -1), weights["value.weight"].flatten(1)
+            nearest = tuple(torch.cdist(rows, own).argmin(1).tolist())
+            reordered = replace(start.cells["output.weight"], heads=nearest)
+            hypothesis = replace(start, cells=start.cells | {"output.weight": reordered})
+            if sorted(nearest) == list(range(H)) and self._agrees(hypothesis, inputs, out):
+                yield hypothesis
+
+    def _value_faults(
+        self, starts: list[Hypothesis], inputs: tuple[Tensor, Tensor, Tensor], out: Tensor
+    ) -> Iterator[Hypothesis]:
+        layers: list[Norm] = [*norms(self.module).values(), plain_norm]
+        alone = [Hypothesis({"value.weight": value}) for value in self.places]
+        for fault in FAULTS:
+            if fault.stage != "value path":
+                continue
+            around = dict(fault.changes).get("around", "")
+            for norm in layers if "norm" in around else [plain_norm]:
+                for start in alone if fault.code == "no_output_projection" else starts:
+                    hypothesis = replace(start.faulty(fault), norm=norm)
+                    if self._agrees(hypothesis, inputs, out):
+                        yield hypothesis
+        # These two make weights of scores even where there is one key: every start goes on to the scores.
+        for fault in FAULTS:
+            if fault.code in ("softmax_over_heads", "softmax_over_batch", "no_softmax"):
+                for start in starts:
+                    axes = {cell.axes for cell in start.cells.values()}
+                    if all("h" in cell for cell in axes):
+                        yield start.faulty(fault)
+
+    # Several keys: the scores.
+
+    def _outputs(self) -> list[tuple[MaskForm | None, tuple[Tensor, Tensor, Tensor], Tensor]]:
+        """What the class answers to each of its ways to say "no mask", like answers once."""
+        lengths = [(7, 11), (7, 7)] if len(self.conventions.roles) > 1 else [(7, 7)]
+        answers: list[tuple[MaskForm | None, tuple[Tensor, Tensor, Tensor], Tensor]] = []
+        failure: UserCodeError | None = None
+        for T_q, T_k in lengths:
+            inputs = self.inputs(2, T_q, T_k)
+            for neutral in self.neutrals:
+                try:
+                    out = self.run(inputs, neutral)
+                except UserCodeError as error:
+                    failure = failure or error
+                    continue
+                if out.shape == inputs[0].shape and not any(torch.equal(out, answer) for _, _, answer in answers):
+                    answers.append((neutral, inputs, out))
+            if answers:
+                if T_q == T_k and len(lengths) > 1:
+                    self.unequal_lengths_failed = failure or UserCodeError("with T_q = 7 and T_k = 11 the shape is wrong")
+                return answers
+        assert failure is not None
+        raise failure
+
+    def _scores(self, starts: list[Hypothesis]) -> Hypothesis:
+        answers = self._outputs()
+        distances = ("none", "lower_right")
+
+        def first(hypotheses: Callable[[], Iterator[Hypothesis]]) -> Hypothesis | None:
+            for neutral, inputs, out in answers:
+                for hypothesis in hypotheses():
+                    if self._agrees(hypothesis, inputs, out):
+                        causal = hypothesis.formula.causal != "none"
+                        self.conventions = replace(self.conventions, neutral=neutral, causal=causal)
+                        return hypothesis
+            return None
+
+        def right(together: Callable[[dict[str, Cell]], bool], alike: bool) -> Iterator[Hypothesis]:
+            for start in starts:
+                places = [p for p in self.places if p.parameter != start.cells.get("output.weight", p).parameter
+                          or "output.weight" not in start.cells]  # fmt: skip
+                for query in places:
+                    for key in places:
+                        chosen = start.cells | {"query.weight": query, "key.weight": key}
+                        if (not alike or query.axes == key.axes) and together(chosen):
+                            for causal in distances:
+                                yield replace(start, cells=chosen, formula=replace(start.formula, causal=causal))
+
+        def one_to_one(chosen: dict[str, Cell]) -> bool:
+            return bijective(chosen.values())
+
+        def faulty() -> Iterator[Hypothesis]:
+            for fault in FAULTS:
+                if fault.stage == "scores" and fault.code != "causal_ignored":
+                    for hypothesis in right(one_to_one, alike=True):
+                        if not (hypothesis.formula.causal == "none" and "causal" in dict(fault.changes)):
+                            yield hypothesis.faulty(fault)
+
+        found = first(lambda: right(one_to_one, alike=False)) or first(faulty)
+        if found is None:
+            found = first(lambda: right(lambda chosen: True, alike=True))
+            if found is not None:
+                tied = Fault("tied_weights", _tied_sentence(found.cells), (), "scores")
+                found = found.faulty(tied)
+        if found is None:
+            raise Unexplained("the scores: with several keys no formula known reproduces the output")
+        return found
+
+    # Biases.
+
+    def _biases(self, found: Hypothesis) -> Hypothesis:
+        vectors = [name for name in self.groups.shapes if self.groups.is_vector(name)]
+        if not vectors:
+            return found
+        inside = [cell for cell in cells(self.groups, "hk") if cell.parameter in vectors]
+        inside += [cell for cell in cells(self.groups, "k") if cell.parameter in vectors]
+        at_output = [cell for cell in cells(self.groups, "d", (1,)) if cell.parameter in vectors]
+        neutral = self.conventions.neutral
+        one, several = self.inputs(4, 1, 1), self._outputs_again()
+        out = self.run(one, neutral)
+
+        def extended(start: Hypothesis, role: str, places: list[Cell]) -> Iterator[Hypothesis]:
+            yield start
+            for cell in places:
+                if cell.parameter not in {c.parameter for c in start.cells.values() if cell.count == 1}:
+                    yield replace(start, cells=start.cells | {f"{role}.bias": cell})
+
+        for with_value in extended(found, "value", inside):
+            for with_output in extended(with_value, "output", at_output if found.formula.projected else []):
+                # Scores that act on a single key are judged below, query bias included.
+                if found.formula.softmax in ("keys", "queries") and not self._agrees(with_output, one, out):
+                    continue
+                for with_query in extended(with_output, "query", inside):
+                    # A faulty formula may feel the key's bias; the reference cannot.
+                    for with_key in extended(with_query, "key", inside if found.faults else []):
+                        if self._agrees(with_key, *several):
+                            return self._key_bias(with_key, inside, several)
+        raise Unexplained("the biases: without them the output is explained, with them it is not")
+
+    def _outputs_again(self) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        T_k = 7 if len(self.conventions.roles) == 1 or self.unequal_lengths_failed else 11
+        inputs = self.inputs(2, 7, T_k)
+        return inputs, self.run(inputs, self.conventions.neutral)
+
+    def _key_bias(
+        self, found: Hypothesis, inside: list[Cell], several: tuple[tuple[Tensor, Tensor, Tensor], Tensor]
+    ) -> Hypothesis:
+        """What is left is the key's: the softmax ignores it, so that no output can tell."""
+        if "key.bias" in found.cells:
+            return found
+        for cell in inside:
+            complete = replace(found, cells=found.cells | {"key.bias": cell})
+            biases = [c for name, c in complete.cells.items() if name.endswith("bias")]
+            if bijective(biases) and cell not in found.cells.values() and self._agrees(complete, *several):
+                return complete
+        return found
+
+
+def _tied_sentence(chosen: dict[str, Cell]) -> str:
+    places: dict[Cell, list[str]] = {}
+    for role in INPUT_ROLES:
+        if f"{role}.weight" in chosen:
+            places.setdefault(chosen[f"{role}.weight"], []).append(role)
+    tied = [" and ".join(roles) for roles in places.values() if len(roles) > 1]
+    return f"{'; '.join(tied) or 'some roles'} share one parameter: it equals the reference only at tied weights"

@@ -1,0 +1,186 @@
+"""What checks are made of: something that attends, and situations to put it in.
+
+Shapes: B batch, T_q and T_k query and key length, D = d_model, H = num_heads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.attention.conventions import Conventions, MaskForm
+from lockstep.attention.layout import Layout
+from lockstep.verification.construction import Sizes
+from lockstep.verification.formula import Formula, evaluate
+from lockstep.verification.user_code import user_code
+
+B = 2
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One set of inputs.
+
+    Args:
+        name: as the report words it.
+        T_q: query length.
+        T_k: key length.
+        same: query, key and value are one tensor.
+        scale: of the inputs; the scores grow with its square.
+        form: the form of the mask, if one is given.
+        is_causal: the class's own causal switch is on.
+    """
+
+    name: str
+    T_q: int
+    T_k: int
+    same: bool = True
+    scale: float = 1.0
+    form: MaskForm | None = None
+    is_causal: bool = False
+
+
+@dataclass(frozen=True)
+class Inputs:
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    visible: Tensor | None
+
+
+class Subject:
+    """A module under test: the user's, or a mutant of the reference.
+
+    Args:
+        module: in eval mode.
+        conventions: how it is called, and so what it can be asked.
+        mapping: where it keeps the canonical weights.
+    """
+
+    def __init__(self, module: nn.Module, sizes: Sizes, conventions: Conventions, mapping: Sequence[Layout]) -> None:
+        self.module, self.sizes, self.conventions, self.mapping = module, sizes, conventions, mapping
+
+    def call(self, inputs: Inputs, situation: Situation) -> Tensor:
+        with user_code(f"calling it ({situation.name})"):
+            out = self.conventions.call(
+                self.module, self.sizes.num_heads, inputs.query, inputs.key, inputs.value,
+                inputs.visible, situation.form, situation.is_causal,
+            )  # fmt: skip
+        assert isinstance(out, Tensor)
+        return out
+
+    def canonical(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors by parameter name -> canonical tensors."""
+        read: dict[str, Tensor] = {}
+        for layout in self.mapping:
+            read |= layout.read(tensors, self.sizes.num_heads, self.sizes.head_dim)
+        return read
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.canonical({name: p.detach().clone() for name, p in self.module.named_parameters()})
+
+    def draw(self, situation: Situation, seed: int = 0, dtype: torch.dtype = torch.float64) -> Inputs:
+        """Inputs for a situation; a mask leaves something to see in every row."""
+        generator = torch.Generator().manual_seed(seed)
+        D, H, T_q, T_k = self.sizes.d_model, self.sizes.num_heads, situation.T_q, situation.T_k
+        x = [
+            (torch.randn(B, T, D, generator=generator, dtype=torch.float64) * situation.scale).to(dtype)
+            for T in (T_q, T_k, T_k)
+        ]
+        query = x[0]
+        key = query if situation.same or "key" not in self.conventions.roles else x[1]
+        value = key if situation.same or "value" not in self.conventions.roles else x[2]
+        visible = None
+        if situation.form is not None:
+            shape = [size if name in situation.form.shape else 1 for name, size in zip("bhqk", (B, H, T_q, T_k), strict=True)]
+            visible = torch.rand(shape, generator=generator) < 0.6
+            # Nothing is empty, under causality either: every query sees the first key.
+            visible[..., 0] = True
+        return Inputs(query, key, value, visible)
+
+    def expected(self, weights: dict[str, Tensor], inputs: Inputs, situation: Situation) -> tuple[Tensor, Tensor]:
+        """The reference's output, and which rows are judged."""
+        causal = self.conventions.causal or situation.is_causal
+        formula = Formula(causal="lower_right" if causal else "none")
+        return evaluate(formula, weights, inputs.query, inputs.key, inputs.value, inputs.visible)
+
+
+class Mutant(Subject):
+    """The reference with a fault, on the weights and under the conventions of another subject."""
+
+    def __init__(self, of: Subject, formula: Formula) -> None:
+        module = nn.Module()
+        mapping = []
+        for name, tensor in of.weights().items():
+            module.register_parameter(name.replace(".", "_"), nn.Parameter(tensor))
+            role = name.split(".")[0]
+            axes = {2: "h k", 1: "d", 3: "d h k" if role == "output" else "h k d"}[tensor.dim()]
+            mapping.append(Layout(name.replace(".", "_"), axes, (role,)))
+        super().__init__(module, of.sizes, of.conventions, mapping)
+        self.formula = formula
+
+    def call(self, inputs: Inputs, situation: Situation) -> Tensor:
+        asked = self.conventions.causal or situation.is_causal
+        formula = self.formula if asked else replace(self.formula, causal="none")
+        weights = self.canonical(dict(self.module.named_parameters()))
+        return evaluate(formula, weights, inputs.query, inputs.key, inputs.value, inputs.visible)[0]
+
+
+class Spoiled(Subject):
+    """A subject with one weight changed by 1% unknown to the checks, and noise on its output."""
+
+    def __init__(self, of: Subject) -> None:
+        super().__init__(of.module, of.sizes, of.conventions, of.mapping)
+        self.believed = of.weights()
+
+    def __enter__(self) -> "Spoiled":
+        self._place(1.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._place(1.0)
+
+    def _place(self, factor: float) -> None:
+        spoilt = dict(self.believed)
+        value = spoilt["value.weight"] = spoilt["value.weight"].clone()
+        value.view(-1)[value.abs().argmax()] *= factor
+        parameters = dict(self.module.named_parameters())
+        with torch.no_grad():
+            for layout in self.mapping:
+                for name, tensor in layout.write(spoilt, self.sizes.num_heads, self.sizes.head_dim).items():
+                    parameters[name].copy_(tensor)
+
+    def weights(self) -> dict[str, Tensor]:
+        dtype = next(self.module.parameters()).dtype
+        return {name: tensor.to(dtype, copy=True) for name, tensor in self.believed.items()}
+
+    def call(self, inputs: Inputs, situation: Situation) -> Tensor:
+        out = super().call(inputs, situation)
+        return out + 1e-3 * torch.randn_like(out)
+
+
+def situations(conventions: Conventions, equal_lengths: bool = False) -> list[Situation]:
+    """Everything that a class so called can be asked."""
+    apart = len(conventions.roles) > 1
+    found = [
+        Situation("self-attention", 7, 7),
+        Situation("length 1", 1, 1),
+        Situation("large scores", 7, 7, scale=6.0),
+    ]
+    lengths = [] if equal_lengths or not apart else [(7, 11), (11, 7), (1, 5), (3, 1)]
+    if conventions.causal:
+        lengths = [(T_q, T_k) for T_q, T_k in lengths if T_q <= T_k]
+    if apart:
+        found.append(Situation("inputs apart, T_q = T_k", 5, 5, same=False))
+    found += [Situation(f"cross-attention, T_q = {T_q}, T_k = {T_k}", T_q, T_k, same=False) for T_q, T_k in lengths]
+    masks: list[tuple[str, MaskForm | None, bool]] = [
+        (f"{form.argument}: {form.meaning} ({form.shape})", form, False) for form in conventions.masks
+    ]
+    if conventions.causal_argument:
+        masks.append((conventions.causal_argument, None, True))
+    for name, form, is_causal in masks:
+        found.append(Situation(f"{name}, self", 7, 7, form=form, is_causal=is_causal))
+        if lengths:
+            found.append(Situation(f"{name}, cross", 5, 11, same=False, form=form, is_causal=is_causal))
+    return found
