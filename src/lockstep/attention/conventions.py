@@ -3,7 +3,7 @@
 Shapes: B batch, H heads, T_q and T_k query and key length, D model width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,9 @@ class MaskForm:
     argument: str
     meaning: str
     shape: str
+
+    def __str__(self) -> str:
+        return f"{self.argument}: {self.meaning} ({self.shape})"
 
     def encode(self, visible: Tensor, scores_shape: tuple[int, int, int, int], dtype: torch.dtype) -> Tensor:
         """Put a boolean mask (True = may attend, four dimensions that broadcast to the scores) into this form.
@@ -95,8 +98,7 @@ class Conventions:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        visible: Tensor | None = None,
-        form: MaskForm | None = None,
+        masks: Sequence[tuple[MaskForm, Tensor]] = (),
         is_causal: bool = False,
     ) -> Any:
         """Call ``module`` on batch-first inputs and return its batch-first output, whatever that is.
@@ -106,8 +108,8 @@ class Conventions:
             query: (B, T_q, D).
             key: (B, T_k, D); the query again where the class takes x alone.
             value: (B, T_k, D); the key again where the class has no argument of its own for it.
-            visible: boolean, four dimensions that broadcast to the scores.
-            form: how ``visible`` is handed over; the first accepted form by default.
+            masks: each a form, and the boolean mask to hand over in it, of four dimensions that broadcast to the
+                scores.
             is_causal: switch ``causal_argument`` on.
         """
         turned: dict[int, Tensor] = {}  # one object stays one object: classes ask `query is key`
@@ -115,11 +117,10 @@ class Conventions:
         for name, role in self.inputs.items():
             x = {"query": query, "key": key, "value": value}[role]
             arguments[name] = turned.setdefault(id(x), x.transpose(0, 1)) if self.time_first else x
-        if visible is None and self.neutral is not None:
-            visible, form = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=query.device), self.neutral
-        if visible is not None:
-            form = form or self.masks[0]
-            shape = (query.size(0), num_heads, query.size(1), key.size(1))
+        if self.neutral is not None and not any(form.argument == self.neutral.argument for form, _ in masks):
+            masks = [*masks, (self.neutral, torch.ones(1, 1, 1, 1, dtype=torch.bool, device=query.device))]
+        shape = (query.size(0), num_heads, query.size(1), key.size(1))
+        for form, visible in masks:
             no_mask = form.meaning == "none"
             arguments[form.argument] = None if no_mask else form.encode(visible, shape, query.dtype)
         if is_causal and self.causal_argument:

@@ -133,7 +133,7 @@ def _call_lines(conventions: Conventions) -> list[str]:
     given = ", ".join(name if name == role else f"{name}={role}" for name, role in conventions.inputs.items())
     lines = [f"forward({given}), {'time' if conventions.time_first else 'batch'} first, returns "
              + ("a tensor" if conventions.output is None else f"the output at index {conventions.output}")]  # fmt: skip
-    lines += [f"{form.argument}: {form.meaning}, ({form.shape})" for form in conventions.masks]
+    lines += [str(form) for form in conventions.masks]
     if conventions.causal:
         lines.append("always causal")
     if conventions.causal_argument:

@@ -3,13 +3,13 @@
 Shapes: B batch, T_q and T_k query and key length, D = d_model.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lockstep.verification.subject import Inputs, Situation, Subject, situations
+from lockstep.verification.subject import Inputs, Situation, Subject
 from lockstep.verification.user_code import UserCodeError
 
 FLOAT64, FLOAT32 = 1e-10, 1e-5
@@ -52,17 +52,16 @@ def relative(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
     return figure if figure == figure else float("inf")
 
 
-def judged_checks(subject: Subject, equal_lengths: bool = False) -> Iterator[Check]:
-    """All judged checks, the quickest to fail first.
+def judged_checks(subject: Subject, asked: Sequence[Situation]) -> Iterator[Check]:
+    """All judged checks, those that most faults fail first.
 
     Args:
         subject: in float64.
-        equal_lengths: the class works with T_q = T_k only.
+        asked: the situations to put it in, the plainest first.
     """
-    asked = situations(subject.conventions, equal_lengths)
     for situation in asked:
         yield from _outputs_and_gradients(subject, situation)
-    yield from _single_precision(subject, [s for s in asked if s.form is None])
+    yield from _single_precision(subject, [s for s in asked if not s.forms])
     yield _modes_agree(subject, asked[0])
     yield _deterministic(subject, asked[0])
     yield _neighbours(subject, asked[-1])
@@ -73,31 +72,31 @@ def judged_checks(subject: Subject, equal_lengths: bool = False) -> Iterator[Che
 def _outputs_and_gradients(subject: Subject, situation: Situation) -> Iterator[Check]:
     """Outputs, and the gradients of a random projection of them to every input and every weight."""
     inputs = subject.draw(situation)
-    leaves = {id(x): x.clone().requires_grad_() for x in (inputs.query, inputs.key, inputs.value)}
-    leaved = Inputs(leaves[id(inputs.query)], leaves[id(inputs.key)], leaves[id(inputs.value)], inputs.visible)
+    inputs = inputs.mapped(lambda x: x.clone().requires_grad_())
+    leaves = list({id(x): x for x in (inputs.query, inputs.key, inputs.value)}.values())
     names = [name for name, _ in subject.module.named_parameters()]
     parameters = list(subject.module.parameters())
     weights = {name: tensor.requires_grad_() for name, tensor in subject.weights().items()}
 
     try:
-        out = subject.call(leaved, situation)
+        out = subject.call(inputs, situation)
     except UserCodeError as error:
         yield Check(f"output, {situation.name}", str(error), FLOAT64)
         return
-    expected, rows = subject.expected(weights, leaved, situation)
+    expected, rows = subject.expected(weights, inputs, situation)
     yield Check(f"output, {situation.name}", relative(out[rows].detach(), expected[rows].detach()), FLOAT64)
 
     direction = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     direction = direction * rows[..., None]
-    wanted = [*leaves.values(), *weights.values()]
+    wanted = [*leaves, *weights.values()]
     expected_grads = torch.autograd.grad((expected * direction).sum(), wanted, allow_unused=True)
     what = f"gradients, {situation.name}"
     try:
-        found = torch.autograd.grad((out * direction).sum(), [*leaves.values(), *parameters], allow_unused=True)
+        found = torch.autograd.grad((out * direction).sum(), [*leaves, *parameters], allow_unused=True)
     except RuntimeError as error:
         yield Check(what, f"the backward pass raised: {error}", FLOAT64)
         return
-    dense = [torch.zeros_like(x) if g is None else g for g, x in zip(found, [*leaves.values(), *parameters], strict=True)]
+    dense = [torch.zeros_like(x) if g is None else g for g, x in zip(found, [*leaves, *parameters], strict=True)]
     own = [*dense[: len(leaves)], *subject.canonical(dict(zip(names, dense[len(leaves) :], strict=True))).values()]
     reference = [torch.zeros_like(x) if g is None else g for g, x in zip(expected_grads, wanted, strict=True)]
     # The key bias has a gradient of zero up to rounding, which is measured against the others'.
@@ -117,8 +116,7 @@ def _single_precision(subject: Subject, asked: list[Situation]) -> Iterator[Chec
         single = subject.weights()
         for situation in asked:
             inputs = subject.draw(situation, dtype=torch.float32)
-            doubled = {id(x): x.double() for x in (inputs.query, inputs.key, inputs.value)}
-            double = Inputs(*(doubled[id(x)] for x in (inputs.query, inputs.key, inputs.value)), inputs.visible)
+            double = inputs.mapped(Tensor.double)
             with torch.no_grad():
                 exact, rows = subject.expected({n: w.double() for n, w in single.items()}, double, situation)
                 figure = max(figure, relative(subject.call(inputs, situation)[rows], exact[rows]))
@@ -158,51 +156,41 @@ def _neighbours(subject: Subject, situation: Situation) -> Check:
     """The first sample's output when the second sample is another."""
     inputs = subject.draw(situation)
 
-    def other(x: Tensor) -> Tensor:
-        return torch.cat([x[:1], x[1:].flip(-1) * 3])
-
-    changed = _mapped(inputs, other)
+    changed = inputs.mapped(lambda x: torch.cat([x[:1], x[1:].flip(-1) * 3]))
     with torch.no_grad():
         figure = relative(subject.call(inputs, situation)[:1], subject.call(changed, situation)[:1])
     return Check("independent of batch neighbours", figure, FLOAT64)
 
 
-def _mapped(inputs: Inputs, change: object) -> Inputs:
-    """Inputs changed one by one; one tensor stays one tensor."""
-    assert callable(change)
-    changed = {id(x): change(x) for x in (inputs.query, inputs.key, inputs.value)}
-    return Inputs(*(changed[id(x)] for x in (inputs.query, inputs.key, inputs.value)), inputs.visible)
-
-
-def _hidden_keys(subject: Subject, asked: list[Situation]) -> Iterator[Check]:
-    """What is hidden must not matter: the last key, by causality and by each mask."""
-    causal = subject.conventions.causal
+def _hidden_keys(subject: Subject, asked: Sequence[Situation]) -> Iterator[Check]:
+    """What is hidden must not matter: the last key is changed, hidden by each mask or, from earlier queries, causally."""
     for situation in asked:
-        if not (situation.form or situation.is_causal or causal) or situation.T_k == 1:
+        causal = not situation.forms and (situation.is_causal or subject.conventions.causal)
+        if situation.T_k == 1 or (causal and situation.T_q == 1) or not (causal or situation.forms):
             continue
         inputs = subject.draw(situation)
-        if situation.form is not None:
-            visible = torch.ones(inputs.visible.shape if inputs.visible is not None else (1,), dtype=torch.bool)
-            visible[..., -1] = False
-            inputs = Inputs(inputs.query, inputs.key, inputs.value, visible)
-        changed = _mapped(inputs, lambda x: torch.cat([x[:, :-1], x[:, -1:] * 3 + 1], 1))
-        # In self-attention the last query changes with the last key; with T_q = 1 it would be the only one.
-        changed = changed if inputs.query is inputs.key else Inputs(inputs.query, changed.key, changed.value, inputs.visible)
-        unmoved = slice(None) if situation.form is not None and inputs.query is not inputs.key else slice(0, -1)
-        if situation.T_q == 1 and (unmoved.stop == -1):
-            continue
+        masks = [torch.ones_like(mask) for mask in inputs.masks]
+        for mask in masks:
+            mask[..., -1] = False
+        inputs = Inputs(inputs.query, inputs.key, inputs.value, tuple(masks))
+        changed = inputs.mapped(lambda x: torch.cat([x[:, :-1], x[:, -1:] * 3 + 1], 1))
+        if not situation.same:
+            changed = Inputs(inputs.query, changed.key, changed.value, inputs.masks)
+        # The last query sees the last key causally; in self-attention it is the token that changed.
+        judged = slice(0, -1) if causal or situation.same else slice(None)
+        what = f"hidden keys do not matter, {situation.name}"
         try:
             with torch.no_grad():
                 before, after = subject.call(inputs, situation), subject.call(changed, situation)
         except UserCodeError as error:
-            yield Check(f"hidden keys do not matter, {situation.name}", str(error), FLOAT64)
+            yield Check(what, str(error), FLOAT64)
             continue
-        yield Check(f"hidden keys do not matter, {situation.name}", relative(before[:, unmoved], after[:, unmoved]), FLOAT64)
+        yield Check(what, relative(before[:, judged], after[:, judged]), FLOAT64)
 
 
 def _inputs_unchanged(subject: Subject, situation: Situation) -> Check:
     inputs = subject.draw(situation)
-    given = [x for x in (inputs.query, inputs.key, inputs.value, inputs.visible) if x is not None]
+    given = [inputs.query, inputs.key, inputs.value, *inputs.masks]
     before = [x.clone() for x in given]
     weights = [p.detach().clone() for p in subject.module.parameters()]
     with torch.no_grad():

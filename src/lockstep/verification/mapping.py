@@ -41,6 +41,11 @@ class Hypothesis:
         chosen = [{n.split(".")[0]: c for n, c in self.cells.items() if n.endswith(kind)} for kind in kinds]
         return layouts(chosen[0]) + layouts(chosen[1])
 
+    def weights(self, module: nn.Module, sizes: Sizes) -> dict[str, Tensor]:
+        """The canonical weights, as far as their places are known."""
+        tensors = {name: parameter.detach() for name, parameter in module.named_parameters()}
+        return {name: cell.read(name.split(".")[0], tensors, sizes) for name, cell in self.cells.items()}
+
     def faulty(self, fault: Fault) -> "Hypothesis":
         return replace(self, formula=fault.applied_to(self.formula), faults=(*self.faults, fault))
 
@@ -87,14 +92,10 @@ class MappingSearch:
         assert isinstance(out, Tensor)
         return out
 
-    def _read(self, chosen: dict[str, Cell]) -> dict[str, Tensor]:
-        tensors = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
-        return {name: cell.read(name.split(".")[0], tensors, self.sizes) for name, cell in chosen.items()}
-
     def _agrees(self, hypothesis: Hypothesis, inputs: tuple[Tensor, Tensor, Tensor], out: Tensor) -> bool:
         # With one key, any weights stand for the query's and the key's.
         stand_in = {f"{role}.weight": hypothesis.cells["value.weight"] for role in ("query", "key")}
-        weights = self._read(stand_in | hypothesis.cells)
+        weights = replace(hypothesis, cells=stand_in | hypothesis.cells).weights(self.module, self.sizes)
         expected, rows = evaluate(hypothesis.formula, weights, *inputs, norm=hypothesis.norm)
         return agree(out, expected, rows)
 
@@ -137,7 +138,7 @@ class MappingSearch:
         for start in starts:
             if not all("h" in cell.axes for cell in start.cells.values()):
                 continue
-            weights = self._read(start.cells)
+            weights = start.weights(self.module, self.sizes)
             met = torch.linalg.solve(weights["output.weight"].flatten(1), product)
             rows, own = met.view(H, -1), weights["value.weight"].flatten(1)
             nearest = tuple(torch.cdist(rows, own).argmin(1).tolist())

@@ -29,7 +29,7 @@ class _Answers:
 
     def __init__(self, subject: Subject, found: Hypothesis) -> None:
         self.subject, self.found = subject, found
-        self.weights = subject.weights()
+        self.weights = found.weights(subject.module, subject.sizes)
 
     def ask(self, situation: Situation) -> tuple[Inputs, Tensor | None]:
         inputs = self.subject.draw(situation, seed=1)
@@ -77,7 +77,7 @@ def find_masks(
     for argument in mask_arguments(subject.module):
         meanings = (meaning,) if meaning else MEANINGS
         tried = [MaskForm(argument, m, s) for m in meanings for s in ((shape,) if shape else MASK_SHAPES)]
-        verdicts = {form: answers.right(Situation("mask", 7, 7, form=form)) for form in tried}
+        verdicts = {form: answers.right(Situation("mask", 7, 7, forms=(form,))) for form in tried}
         accepted = [form for form, right in verdicts.items() if right]
         if not accepted:
             running = [form for form, right in verdicts.items() if right is False]
@@ -100,7 +100,7 @@ def find_masks(
                 "and zeros. If that is meant, say conventions.mask=one_blocks; if not, this is the fault"
             )
         if cross:
-            outcome = {form: answers.right(Situation("mask", 5, 11, same=False, form=form)) for form in accepted}
+            outcome = {form: answers.right(Situation("mask", 5, 11, same=False, forms=(form,))) for form in accepted}
             wrong = [form for form, right in outcome.items() if right is False]
             if wrong:
                 faults.append(_diagnose(answers, wrong, Situation("mask", 5, 11, same=False)) or _unknown(argument))
@@ -118,18 +118,17 @@ def find_masks(
 
 
 def _most_general(accepted: list[MaskForm]) -> list[MaskForm]:
-    """Those of one meaning for each shape, the shapes with more axes first."""
-    by_shape: dict[str, MaskForm] = {}
-    for form in accepted:
-        by_shape.setdefault(form.shape, form)
-    return sorted(by_shape.values(), key=lambda form: -sum(axis in form.shape for axis in "bhqk"))
+    """Every shape in the first meaning, every meaning in one shape; those with more axes first."""
+    accepted = sorted(accepted, key=lambda form: -sum(axis in form.shape for axis in "bhqk"))
+    chosen = {form.meaning: form for form in reversed(accepted)} | {form.shape: form for form in reversed(accepted)}
+    return [form for form in accepted if form in chosen.values()]
 
 
 def _diagnose(answers: _Answers, running: list[MaskForm], situation: Situation) -> Fault | None:
     """The fault that explains the answers to the forms that the class does not refuse."""
     ignored = True
     for form in running:
-        inputs, out = answers.ask(replace(situation, form=form))
+        inputs, out = answers.ask(replace(situation, forms=(form,)))
         ignored = ignored and out is not None and answers.matches(replace(answers.found.formula, mask="ignored"), inputs, out)
     codes = {"mask_ignored" if situation.T_q == situation.T_k else "mask_ignored_across"} if ignored else {
         "mask_inverted", "mask_added", "mask_tiled"}  # fmt: skip
@@ -138,7 +137,7 @@ def _diagnose(answers: _Answers, running: list[MaskForm], situation: Situation) 
             # A meaning is another's inversion; an additive mask of -inf that is added is no fault.
             if fault.code in ("mask_inverted", "mask_added") and form.meaning not in ("zero_blocks", "true_attends"):
                 continue
-            inputs, out = answers.ask(replace(situation, form=form))
+            inputs, out = answers.ask(replace(situation, forms=(form,)))
             if out is not None and answers.matches(fault.applied_to(answers.found.formula), inputs, out):
                 return fault
     return None

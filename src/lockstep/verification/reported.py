@@ -31,14 +31,13 @@ def _empty_rows(subject: Subject) -> Check:
     form = next((form for form in subject.conventions.masks if "q" in form.shape), None)
     if form is None:
         return Check(what, "not asked: no mask has queries")
-    situation = Situation("a row of the mask is empty", 7, 7, form=form)
+    situation = Situation("a row of the mask is empty", 7, 7, forms=(form,))
     inputs = subject.draw(situation)
-    assert inputs.visible is not None
-    visible = inputs.visible.clone()
+    visible = inputs.masks[0].clone()
     visible[..., 3, :] = False
     try:
         with torch.no_grad():
-            row = subject.call(Inputs(inputs.query, inputs.key, inputs.value, visible), situation)[:, 3]
+            row = subject.call(Inputs(inputs.query, inputs.key, inputs.value, (visible,)), situation)[:, 3]
     except UserCodeError as error:
         return Check(what, f"an error: {error}")
     weights = subject.weights()
@@ -47,7 +46,7 @@ def _empty_rows(subject: Subject) -> Check:
     uniform["query.weight"] = torch.zeros_like(weights["query.weight"])
     uniform.pop("query.bias", None)
     plain = Situation("uniform", 7, 7)
-    mean = subject.expected(uniform, Inputs(inputs.query, inputs.key, inputs.value, None), plain)[0][:, 3]
+    mean = subject.expected(uniform, Inputs(inputs.query, inputs.key, inputs.value), plain)[0][:, 3]
     if row.isnan().any():
         return Check(what, "NaN")
     if torch.allclose(row, alone, rtol=0, atol=1e-9):
@@ -117,7 +116,7 @@ def _bfloat16(subject: Subject) -> Check:
         subject.module.bfloat16()
         low = subject.weights()
         inputs = subject.draw(situation, dtype=torch.bfloat16)
-        double = Inputs(*(x.double() for x in (inputs.query, inputs.key, inputs.value)), None)
+        double = inputs.mapped(Tensor.double)
         with torch.no_grad():
             exact, rows = subject.expected({n: w.double() for n, w in low.items()}, double, situation)
             own = relative(subject.expected(low, inputs, situation)[0][rows], exact[rows])

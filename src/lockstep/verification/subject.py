@@ -3,7 +3,8 @@
 Shapes: B batch, T_q and T_k query and key length, D = d_model, H = num_heads.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,7 +29,7 @@ class Situation:
         T_k: key length.
         same: query, key and value are one tensor.
         scale: of the inputs; the scores grow with its square.
-        form: the form of the mask, if one is given.
+        forms: the forms of the masks that are given.
         is_causal: the class's own causal switch is on.
     """
 
@@ -37,16 +38,28 @@ class Situation:
     T_k: int
     same: bool = True
     scale: float = 1.0
-    form: MaskForm | None = None
+    forms: tuple[MaskForm, ...] = ()
     is_causal: bool = False
 
 
 @dataclass(frozen=True)
 class Inputs:
+    """Query (B, T_q, D), key and value (B, T_k, D), and the masks, each of four dimensions that fit the scores."""
+
     query: Tensor
     key: Tensor
     value: Tensor
-    visible: Tensor | None
+    masks: tuple[Tensor, ...] = ()
+
+    @property
+    def visible(self) -> Tensor | None:
+        """What all masks together leave visible."""
+        return functools.reduce(torch.logical_and, self.masks) if self.masks else None
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
+        """Query, key and value changed; one tensor stays one tensor."""
+        changed = {id(x): change(x) for x in (self.query, self.key, self.value)}
+        return Inputs(changed[id(self.query)], changed[id(self.key)], changed[id(self.value)], self.masks)
 
 
 class Subject:
@@ -65,7 +78,7 @@ class Subject:
         with user_code(f"calling it ({situation.name})"):
             out = self.conventions.call(
                 self.module, self.sizes.num_heads, inputs.query, inputs.key, inputs.value,
-                inputs.visible, situation.form, situation.is_causal,
+                list(zip(situation.forms, inputs.masks, strict=True)), situation.is_causal,
             )  # fmt: skip
         assert isinstance(out, Tensor)
         return out
@@ -91,13 +104,14 @@ class Subject:
         query = x[0]
         key = query if situation.same or "key" not in self.conventions.roles else x[1]
         value = key if situation.same or "value" not in self.conventions.roles else x[2]
-        visible = None
-        if situation.form is not None:
-            shape = [size if name in situation.form.shape else 1 for name, size in zip("bhqk", (B, H, T_q, T_k), strict=True)]
-            visible = torch.rand(shape, generator=generator) < 0.6
+        masks = []
+        for form in situation.forms:
+            sizes = zip("bhqk", (B, H, T_q, T_k), strict=True)
+            visible = torch.rand([n if axis in form.shape else 1 for axis, n in sizes], generator=generator) < 0.6
             # Nothing is empty, under causality either: every query sees the first key.
             visible[..., 0] = True
-        return Inputs(query, key, value, visible)
+            masks.append(visible)
+        return Inputs(query, key, value, tuple(masks))
 
     def expected(self, weights: dict[str, Tensor], inputs: Inputs, situation: Situation) -> tuple[Tensor, Tensor]:
         """The reference's output, and which rows are judged."""
@@ -143,7 +157,7 @@ class Spoiled(Subject):
 
     def _place(self, factor: float) -> None:
         spoilt = dict(self.believed)
-        value = spoilt["value.weight"] = spoilt["value.weight"].clone()
+        value = spoilt["value.weight"] = spoilt["value.weight"].clone(memory_format=torch.contiguous_format)
         value.view(-1)[value.abs().argmax()] *= factor
         parameters = dict(self.module.named_parameters())
         with torch.no_grad():
@@ -160,27 +174,41 @@ class Spoiled(Subject):
         return out + 1e-3 * torch.randn_like(out)
 
 
-def situations(conventions: Conventions, equal_lengths: bool = False) -> list[Situation]:
-    """Everything that a class so called can be asked."""
+def situations(conventions: Conventions, unequal_lengths: bool) -> list[Situation]:
+    """Everything that a class so called can be asked.
+
+    Args:
+        conventions: with the masks it accepts.
+        unequal_lengths: the class works with T_q other than T_k, where it has inputs for it.
+    """
     apart = len(conventions.roles) > 1
     found = [
         Situation("self-attention", 7, 7),
         Situation("length 1", 1, 1),
         Situation("large scores", 7, 7, scale=6.0),
     ]
-    lengths = [] if equal_lengths or not apart else [(7, 11), (11, 7), (1, 5), (3, 1)]
-    if conventions.causal:
-        lengths = [(T_q, T_k) for T_q, T_k in lengths if T_q <= T_k]
     if apart:
         found.append(Situation("inputs apart, T_q = T_k", 5, 5, same=False))
+    lengths = [(7, 11), (1, 5), (11, 7), (3, 1)] if apart and unequal_lengths else []
+    # A causal query beyond the last key sees nothing, which is nobody's convention.
+    lengths = [(T_q, T_k) for T_q, T_k in lengths if T_q <= T_k or not conventions.causal]
     found += [Situation(f"cross-attention, T_q = {T_q}, T_k = {T_k}", T_q, T_k, same=False) for T_q, T_k in lengths]
-    masks: list[tuple[str, MaskForm | None, bool]] = [
-        (f"{form.argument}: {form.meaning} ({form.shape})", form, False) for form in conventions.masks
-    ]
+    masked: list[tuple[str, tuple[MaskForm, ...], bool]] = [(str(form), (form,), False) for form in conventions.masks]
     if conventions.causal_argument:
-        masks.append((conventions.causal_argument, None, True))
-    for name, form, is_causal in masks:
-        found.append(Situation(f"{name}, self", 7, 7, form=form, is_causal=is_causal))
+        masked.append((conventions.causal_argument, (), True))
+    masked += [(f"{name} together", forms, is_causal) for name, forms, is_causal in _together(conventions)]
+    for name, forms, is_causal in masked:
+        found.append(Situation(f"{name}, self", 7, 7, forms=forms, is_causal=is_causal))
         if lengths:
-            found.append(Situation(f"{name}, cross", 5, 11, same=False, form=form, is_causal=is_causal))
+            found.append(Situation(f"{name}, cross", 5, 11, same=False, forms=forms, is_causal=is_causal))
     return found
+
+
+def _together(conventions: Conventions) -> list[tuple[str, tuple[MaskForm, ...], bool]]:
+    """The first form of every mask argument, and the causal switch, all at once."""
+    first: dict[str, MaskForm] = {}
+    for form in conventions.masks:
+        first.setdefault(form.argument, form)
+    switch = conventions.causal_argument
+    names = [*first, *([switch] if switch else [])]
+    return [(" and ".join(names), tuple(first.values()), bool(switch))] if first and len(names) > 1 else []

@@ -19,7 +19,7 @@ from lockstep.verification.formula import CORE
 from lockstep.verification.mapping import Hypothesis, MappingSearch, Unexplained
 from lockstep.verification.masks import find_masks
 from lockstep.verification.reported import reported
-from lockstep.verification.subject import Situation, Subject
+from lockstep.verification.subject import Situation, Subject, situations
 from lockstep.verification.teeth import blunt_checks, mutants
 from lockstep.verification.user_code import UserCodeError, user_code
 from lockstep.verification.weights import norms
@@ -145,7 +145,8 @@ class _Verification:
         undecided = self._masks(subject, found, equal_lengths)
         c.conventions = subject.conventions
         if self._bijection(subject):
-            self._certify(subject, equal_lengths, initial)
+            asked = situations(subject.conventions, not equal_lengths)
+            self._certify(subject, [situation for situation in asked if self._answered(subject, situation)], initial)
         if undecided and not c.findings:
             c.verdict = "could not tell"
             c.findings.append(Finding("mask_inverted", undecided))
@@ -238,9 +239,19 @@ class _Verification:
         c.checks.append(Check("parameters: a bijection, exact there and back", float(wrong), 0.0, numerical=False))
         return not unused
 
-    def _certify(self, subject: Subject, equal_lengths: bool, initial: dict[str, Tensor]) -> None:
+    def _answered(self, subject: Subject, situation: Situation) -> bool:
+        """Masks that are fine alone may be refused together, which is no wrong answer."""
+        if len(situation.forms) + situation.is_causal > 1:
+            try:
+                subject.call(subject.draw(situation), situation)
+            except UserCodeError as error:
+                self.certificate.remarks.append(f"it refuses {situation.name}: {error}")
+                return False
+        return True
+
+    def _certify(self, subject: Subject, asked: list[Situation], initial: dict[str, Tensor]) -> None:
         c = self.certificate
-        c.checks += judged_checks(subject, equal_lengths)
+        c.checks += judged_checks(subject, asked)
         c.checks.append(_dropout_in_eval(subject))
         if c.findings:
             return
@@ -252,9 +263,9 @@ class _Verification:
             self.certificate.verdict = "different"
             c.findings.append(Finding(code, f"{what}, first seen in: {failed[0].what} ({failed[0].figure})"))
             return
-        c.mutants = dict(mutants(subject, equal_lengths))
+        c.mutants = dict(mutants(subject, asked))
         survivors = [name for name, outcome in c.mutants.items() if outcome == "NOT CAUGHT"]
-        blunt = blunt_checks(subject, equal_lengths)
+        blunt = blunt_checks(subject, asked)
         if survivors or blunt:
             c.findings.append(Finding("void", f"the checks have no teeth here: {'; '.join([*survivors, *blunt])}"))
             return
