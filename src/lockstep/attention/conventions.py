@@ -86,6 +86,13 @@ class Conventions:
     causal: bool = False
     causal_argument: str | None = None
 
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Conventions":
+        """From plain mappings, as a configuration file holds them."""
+        masks = tuple(MaskForm(**form) for form in plain["masks"])
+        neutral = MaskForm(**plain["neutral"]) if plain["neutral"] else None
+        return cls(**{**plain, "masks": masks, "neutral": neutral})
+
     @property
     def roles(self) -> set[str]:
         """The inputs that can differ from each other."""

@@ -46,6 +46,11 @@ class Layout:
         flat = "".join(axis for axis in self.axes if axis in "rhkd")
         return flat if "r" in flat else "r" + flat
 
+    def names(self, num_heads: int) -> list[str]:
+        """The names of the parameters."""
+        listed = "{}" in self.parameter
+        return [self.parameter.format(index) for index in range(num_heads)] if listed else [self.parameter]
+
     def _sizes(self, num_heads: int, head_dim: int) -> dict[str, int]:
         return {"r": len(self.roles), "h": num_heads, "k": head_dim, "d": num_heads * head_dim, "1": 1}
 
@@ -64,7 +69,7 @@ class Layout:
     def read(self, tensors: Mapping[str, Tensor], num_heads: int, head_dim: int) -> dict[str, Tensor]:
         """Stored tensors by parameter name -> canonical tensors of this layout's roles."""
         if "{}" in self.parameter:
-            stored = torch.stack([tensors[self.parameter.format(index)] for index in range(num_heads)])
+            stored = torch.stack([tensors[name] for name in self.names(num_heads)])
         else:
             stored = tensors[self.parameter]
         sizes, flat, order = self._sizes(num_heads, head_dim), self._flat(), self._order

@@ -39,7 +39,10 @@ class Hypothesis:
         """Weights, then biases."""
         kinds = ("weight", "bias")
         chosen = [{n.split(".")[0]: c for n, c in self.cells.items() if n.endswith(kind)} for kind in kinds]
-        return layouts(chosen[0]) + layouts(chosen[1])
+        order = (*INPUT_ROLES, "output")
+        return [
+            layout for of_kind in chosen for layout in sorted(layouts(of_kind), key=lambda x: order.index(x.roles[0]))
+        ]
 
     def weights(self, module: nn.Module, sizes: Sizes) -> dict[str, Tensor]:
         """The canonical weights, as far as their places are known."""
