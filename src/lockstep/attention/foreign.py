@@ -19,21 +19,25 @@ class Settings(dict[str, Any]):
             raise AttributeError(f"the configuration has no {name!r}") from None
 
 
+class NoSuchTarget(ValueError):
+    """There is no such file, module or class."""
+
+
 def load_class(target: str) -> type:
     """The class named by ``file.py:Class``, or by an importable path ``package.module.Class``.
 
     Imports the file, which runs its code: this is no sandbox. Its folder and the working directory become importable.
 
     Raises:
-        ValueError: there is no such file, module or class.
+        NoSuchTarget: there is no such file, module or class.
     """
     place, _, name = target.rpartition(":" if ":" in target else ".")
     if not place:
-        raise ValueError(f"target={target!r}: write it as file.py:Class, or as package.module.Class")
+        raise NoSuchTarget(f"target={target!r}: write it as file.py:Class, or as package.module.Class")
     if place.endswith(".py"):
         path = Path(place).resolve()
         if not path.is_file():
-            raise ValueError(f"target={target!r}: there is no file {path}")
+            raise NoSuchTarget(f"target={target!r}: there is no file {path}")
         _importable(path.parent)
         _importable(Path.cwd())
         spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -50,11 +54,11 @@ def load_class(target: str) -> type:
         except ModuleNotFoundError as error:
             if error.name is None or not place.startswith(error.name):
                 raise
-            raise ValueError(f"target={target!r}: there is no module {place!r}") from None
+            raise NoSuchTarget(f"target={target!r}: there is no module {place!r}") from None
     found = getattr(module, name, None)
     if not inspect.isclass(found):
         classes = sorted(n for n, c in vars(module).items() if inspect.isclass(c) and c.__module__ == module.__name__)
-        raise ValueError(f"target={target!r}: {place} has no class {name!r}; it has {', '.join(classes) or 'none'}")
+        raise NoSuchTarget(f"target={target!r}: {place} has no class {name!r}; it has {', '.join(classes) or 'none'}")
     return found
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.attention.conventions import MASK_SHAPES, Conventions, MaskForm
-from lockstep.verification.construction import CannotTell, Sizes
-from lockstep.verification.user_code import UserCodeError, user_code
+from lockstep.verification.construction import Sizes
+from lockstep.verification.user_code import CannotTell, UserCodeError, user_code
 
 _ROLES = {
     "query": {"q", "query", "queries", "xq", "qs"},

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from lockstep.attention.foreign import Settings, resolve
+from lockstep.verification.user_code import CannotTell
 
 _NAMES = {
     "d_model": "d_model embed_dim embed_size embedding_dim embedding_size emb_dim emb_size embed emb hidden_size "
@@ -34,10 +35,6 @@ _CONFIGS = {"config", "cfg", "conf", "args", "configuration", "hparams", "params
 D_MODEL, NUM_HEADS = 80, 5
 """Sizes where the class leaves them open: with B = 2, T_q = 7, T_k = 11 and head_dim = 16 no two are the same, and
 the root of head_dim is exact, so that a scale kept in single precision is no difference."""
-
-
-class CannotTell(Exception):
-    """What could not be found, and the option that settles it."""
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,12 @@ class Formula:
     projected: bool = True
     around: str = "none"
 
+    def fits(self, T_q: int, T_k: int) -> bool:
+        """Whether the inputs that it reads are of lengths that belong together."""
+        lengths = {"query": T_q, "key": T_k, "value": T_k}
+        query, key, value = (lengths[read] for read in self.reads)
+        return query == T_q and key == value
+
 
 @dataclass(frozen=True)
 class Fault:

@@ -4,7 +4,7 @@ Every hypothesis is judged by the output it predicts, to float64 rounding, and i
 key, where only the value path matters; then several keys, where the scores do; then the biases.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -96,6 +96,8 @@ class MappingSearch:
         return out
 
     def _agrees(self, hypothesis: Hypothesis, inputs: tuple[Tensor, Tensor, Tensor], out: Tensor) -> bool:
+        if not hypothesis.formula.fits(inputs[0].size(1), inputs[1].size(1)):
+            return False
         # With one key, any weights stand for the query's and the key's.
         stand_in = {f"{role}.weight": hypothesis.cells["value.weight"] for role in ("query", "key")}
         weights = replace(hypothesis, cells=stand_in | hypothesis.cells).weights(self.module, self.sizes)
@@ -120,11 +122,11 @@ class MappingSearch:
     def _value_path(self) -> Iterator[Hypothesis]:
         inputs = self.inputs(4, 1, 1)
         out = self.run(inputs, self.neutrals[0])
-        if not out.isfinite().all():
-            raise Unexplained("it returns NaN or infinite values for ordinary inputs, with one key already")
         starts = [Hypothesis({"value.weight": value, "output.weight": output})
                   for value in self.places for output in self.places
                   if value.parameter != output.parameter and output.count == 1]  # fmt: skip
+        if not out.isfinite().all():
+            return self._beyond_one_key(starts, ("causal_off_by_one", "causal_inverted"))
         found = [start for start in starts if self._agrees(start, inputs, out)]
         found = found or list(self._heads_reordered(starts))
         found = found or list(self._value_faults(starts, inputs, out))
@@ -143,7 +145,7 @@ class MappingSearch:
                 continue
             weights = start.weights(self.module, self.sizes)
             met = torch.linalg.solve(weights["output.weight"].flatten(1), product)
-            rows, own = met.view(H, -1), weights["value.weight"].flatten(1)
+            rows, own = met.reshape(H, -1), weights["value.weight"].flatten(1)
             nearest = tuple(torch.cdist(rows, own).argmin(1).tolist())
             reordered = replace(start.cells["output.weight"], heads=nearest)
             hypothesis = replace(start, cells=start.cells | {"output.weight": reordered})
@@ -164,13 +166,14 @@ class MappingSearch:
                     hypothesis = replace(start.faulty(fault), norm=norm)
                     if self._agrees(hypothesis, inputs, out):
                         yield hypothesis
-        # These two make weights of scores even where there is one key: every start goes on to the scores.
+        yield from self._beyond_one_key(starts, ("softmax_over_heads", "softmax_over_batch", "no_softmax"))
+
+    def _beyond_one_key(self, starts: list[Hypothesis], codes: tuple[str, ...]) -> Iterator[Hypothesis]:
+        """Faults under which one key says nothing about the value path: every start goes on to the scores."""
         for fault in FAULTS:
-            if fault.code in ("softmax_over_heads", "softmax_over_batch", "no_softmax"):
-                for start in starts:
-                    axes = {cell.axes for cell in start.cells.values()}
-                    if all("h" in cell for cell in axes):
-                        yield start.faulty(fault)
+            for start in starts:
+                if fault.code in codes and all("h" in cell.axes for cell in start.cells.values()):
+                    yield start.faulty(fault)
 
     # Several keys: the scores.
 
@@ -198,47 +201,55 @@ class MappingSearch:
 
     def _scores(self, starts: list[Hypothesis]) -> Hypothesis:
         answers = self._outputs()
-        distances = ("none", "lower_right")
-
-        def first(hypotheses: Callable[[], Iterator[Hypothesis]]) -> Hypothesis | None:
-            for neutral, inputs, out in answers:
-                for hypothesis in hypotheses():
-                    if self._agrees(hypothesis, inputs, out):
-                        causal = hypothesis.formula.causal != "none"
-                        self.conventions = replace(self.conventions, neutral=neutral, causal=causal)
-                        return hypothesis
-            return None
-
-        def right(together: Callable[[dict[str, Cell]], bool], alike: bool) -> Iterator[Hypothesis]:
-            for start in starts:
-                places = [p for p in self.places if p.parameter != start.cells.get("output.weight", p).parameter
-                          or "output.weight" not in start.cells]  # fmt: skip
-                for query in places:
-                    for key in places:
-                        chosen = start.cells | {"query.weight": query, "key.weight": key}
-                        if (not alike or query.axes == key.axes) and together(chosen):
-                            for causal in distances:
-                                yield replace(start, cells=chosen, formula=replace(start.formula, causal=causal))
-
-        def one_to_one(chosen: dict[str, Cell]) -> bool:
-            return bijective(chosen.values())
-
-        def faulty() -> Iterator[Hypothesis]:
-            for fault in FAULTS:
-                if fault.stage == "scores" and fault.code != "causal_ignored":
-                    for hypothesis in right(one_to_one, alike=True):
-                        if not (hypothesis.formula.causal == "none" and "causal" in dict(fault.changes)):
-                            yield hypothesis.faulty(fault)
-
-        found = first(lambda: right(one_to_one, alike=False)) or first(faulty)
+        complete = [
+            replace(start, cells=start.cells | {"query.weight": query, "key.weight": key})
+            for start in starts
+            for query in self.places
+            for key in self.places
+            if "output.weight" not in start.cells
+            or start.cells["output.weight"].parameter not in (query.parameter, key.parameter)
+        ]
+        exact = [h for h in complete if bijective(h.cells.values())]
+        alike = [h for h in exact if h.cells["query.weight"].axes == h.cells["key.weight"].axes]
+        tied = [h for h in complete if h.cells["query.weight"].axes == h.cells["key.weight"].axes]
+        # Two faults of one stage are not looked for; the exact mappings are many, so faults presume alike layouts.
+        faults = [fault for fault in FAULTS if fault.stage == "scores" and fault.code != "causal_ignored"]
+        faultless = [h for h in alike if all(fault.stage != "scores" for fault in h.faults)]
+        found = (
+            self._first(answers, exact)
+            or self._first(answers, faultless, faults)
+            or self._first(answers, [h.faulty(_tied(h.cells)) for h in tied])
+        )
         if found is None:
-            found = first(lambda: right(lambda chosen: True, alike=True))
-            if found is not None:
-                tied = Fault("tied_weights", _tied_sentence(found.cells), (), "scores")
-                found = found.faulty(tied)
-        if found is None:
-            raise Unexplained("the scores: with several keys no formula known reproduces the output")
+            raise Unexplained("the scores: with several keys no known formula reproduces the output")
         return found
+
+    def _first(
+        self,
+        answers: list[tuple[MaskForm | None, tuple[Tensor, Tensor, Tensor], Tensor]],
+        hypotheses: list[Hypothesis],
+        faults: Sequence[Fault | None] = (None,),
+    ) -> Hypothesis | None:
+        """The first hypothesis, under one of the faults, that reproduces an answer; causal or not."""
+        for neutral, inputs, out in answers:
+            for fault in faults:
+                for hypothesis in hypotheses:
+                    for causal in ("none", "lower_right"):
+                        if hypothesis.formula.causal != "none" and causal == "none":
+                            continue
+                        formula = hypothesis.formula
+                        if formula.causal == "none":
+                            formula = replace(formula, causal=causal)
+                        tried = replace(hypothesis, formula=formula)
+                        if fault is not None:
+                            if causal == "none" and "causal" in fault.needs:
+                                continue
+                            tried = tried.faulty(fault)
+                        if self._agrees(tried, inputs, out):
+                            is_causal = tried.formula.causal != "none"
+                            self.conventions = replace(self.conventions, neutral=neutral, causal=is_causal)
+                            return tried
+        return None
 
     # Biases.
 
@@ -262,13 +273,14 @@ class MappingSearch:
         for with_value in extended(found, "value", inside):
             for with_output in extended(with_value, "output", at_output if found.formula.projected else []):
                 # Scores that act on a single key are judged below, query bias included.
-                if found.formula.softmax in ("keys", "queries") and not self._agrees(with_output, one, out):
+                judged = found.formula.softmax in ("keys", "queries") and bool(out.isfinite().all())
+                if judged and not self._agrees(with_output, one, out):
                     continue
                 for with_query in extended(with_output, "query", inside):
                     # A faulty formula may feel the key's bias; the reference cannot.
                     for with_key in extended(with_query, "key", inside if found.faults else []):
                         if self._agrees(with_key, *several):
-                            return self._key_bias(with_key, inside, several)
+                            return self._ignored_biases(with_key, inside, several)
         raise Unexplained("the biases: without them the output is explained, with them it is not")
 
     def _outputs_again(self) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
@@ -276,24 +288,24 @@ class MappingSearch:
         inputs = self.inputs(2, 7, T_k)
         return inputs, self.run(inputs, self.conventions.neutral)
 
-    def _key_bias(
+    def _ignored_biases(
         self, found: Hypothesis, inside: list[Cell], several: tuple[tuple[Tensor, Tensor, Tensor], Tensor]
     ) -> Hypothesis:
-        """What is left is the key's: the softmax ignores it, so that no output can tell."""
-        if "key.bias" in found.cells:
-            return found
-        for cell in inside:
-            complete = replace(found, cells=found.cells | {"key.bias": cell})
-            biases = [c for name, c in complete.cells.items() if name.endswith("bias")]
-            if bijective(biases) and cell not in found.cells.values() and self._agrees(complete, *several):
-                return complete
+        """What is left is a bias that the softmax ignores, so that no output can tell: the key's, in the reference."""
+        for role in ("key", "query"):
+            for cell in inside:
+                complete = replace(found, cells={f"{role}.bias": cell} | found.cells)
+                biases = [c for name, c in complete.cells.items() if name.endswith("bias")]
+                free = f"{role}.bias" not in found.cells and cell not in found.cells.values()
+                if free and bijective(biases) and self._agrees(complete, *several):
+                    return complete
         return found
 
 
-def _tied_sentence(chosen: dict[str, Cell]) -> str:
+def _tied(chosen: dict[str, Cell]) -> Fault:
+    """Roles that are read from one place."""
     places: dict[Cell, list[str]] = {}
     for role in INPUT_ROLES:
-        if f"{role}.weight" in chosen:
-            places.setdefault(chosen[f"{role}.weight"], []).append(role)
-    tied = [" and ".join(roles) for roles in places.values() if len(roles) > 1]
-    return f"{'; '.join(tied) or 'some roles'} share one parameter: it equals the reference only at tied weights"
+        places.setdefault(chosen[f"{role}.weight"], []).append(role)
+    shared = "; ".join(" and ".join(roles) for roles in places.values() if len(roles) > 1) or "some roles"
+    return Fault("tied_weights", f"{shared} share one parameter: it is the reference only at tied weights", (), "scores")

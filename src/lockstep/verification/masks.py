@@ -9,11 +9,10 @@ from torch import Tensor
 
 from lockstep.attention.conventions import MASK_SHAPES, MEANINGS, MaskForm
 from lockstep.verification.calling import CAUSAL_ARGUMENTS, mask_arguments
-from lockstep.verification.construction import CannotTell
 from lockstep.verification.formula import FAULTS, Fault, Formula, evaluate
 from lockstep.verification.mapping import Hypothesis, agree
 from lockstep.verification.subject import Inputs, Situation, Subject
-from lockstep.verification.user_code import UserCodeError
+from lockstep.verification.user_code import CannotTell, UserCodeError
 
 @dataclass(frozen=True)
 class MaskFindings:
@@ -40,6 +39,8 @@ class _Answers:
             return inputs, None
 
     def matches(self, formula: Formula, inputs: Inputs, out: Tensor) -> bool:
+        if not formula.fits(inputs.query.size(1), inputs.key.size(1)):
+            return False
         expected, rows = evaluate(
             formula, self.weights, inputs.query, inputs.key, inputs.value, inputs.visible, self.found.norm
         )

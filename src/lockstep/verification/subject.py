@@ -14,7 +14,7 @@ from lockstep.attention.conventions import Conventions, MaskForm
 from lockstep.attention.layout import Layout
 from lockstep.verification.construction import Sizes
 from lockstep.verification.formula import Formula, evaluate
-from lockstep.verification.user_code import user_code
+from lockstep.verification.user_code import UserCodeError, user_code
 
 B = 2
 
@@ -137,6 +137,8 @@ class Mutant(Subject):
     def call(self, inputs: Inputs, situation: Situation) -> Tensor:
         asked = self.conventions.causal or situation.is_causal
         formula = self.formula if asked else replace(self.formula, causal="none")
+        if not formula.fits(inputs.query.size(1), inputs.key.size(1)):
+            raise UserCodeError("the lengths do not fit")
         weights = self.canonical(dict(self.module.named_parameters()))
         return evaluate(formula, weights, inputs.query, inputs.key, inputs.value, inputs.visible)[0]
 

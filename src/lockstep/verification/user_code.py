@@ -10,10 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from lockstep.attention.foreign import NoSuchTarget
+
 TIME_LIMIT = 10.0
 """Seconds for one call of the user's code."""
 
 _OWN_CODE = str(Path(__file__).resolve().parent.parent)
+
+
+class CannotTell(Exception):
+    """What could not be found, and the option that settles it."""
 
 
 class UserCodeError(Exception):
@@ -78,5 +84,7 @@ def user_code(doing: str) -> Iterator[io.StringIO]:
             yield printed
     except _TookTooLong as error:
         raise UserCodeError(f"{doing} took longer than {TIME_LIMIT:g} s", _own_traceback(error)) from None
+    except (CannotTell, NoSuchTarget):
+        raise
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"{doing} raised {type(error).__name__}: {error}", _own_traceback(error)) from None

@@ -9,19 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.attention.contract import INPUT_ROLES
 from lockstep.attention.conventions import MASK_SHAPES, MEANINGS
 from lockstep.attention.foreign import load_class
 from lockstep.verification.calling import OPTIONS, find_call
 from lockstep.verification.certificate import Certificate, Finding
 from lockstep.verification.checks import FLOAT32, Check, judged_checks
-from lockstep.verification.construction import CannotTell, construct, set_dropout, sizes_of
+from lockstep.verification.construction import construct, set_dropout, sizes_of
 from lockstep.verification.formula import CORE
 from lockstep.verification.mapping import Hypothesis, MappingSearch, Unexplained
 from lockstep.verification.masks import find_masks
 from lockstep.verification.reported import reported
 from lockstep.verification.subject import Situation, Subject, situations
 from lockstep.verification.teeth import blunt_checks, mutants
-from lockstep.verification.user_code import UserCodeError, user_code
+from lockstep.verification.user_code import CannotTell, UserCodeError, user_code
 from lockstep.verification.weights import norms
 
 
@@ -106,14 +107,7 @@ class _Verification:
     def run(self, target: str | type | nn.Module, arguments: Mapping[str, Any]) -> None:
         c = self.certificate
         with user_code("importing it") as printed:
-            loaded: type | nn.Module | None = None
-            problem: ValueError | None = None
-            try:
-                loaded = load_class(target) if isinstance(target, str) else target
-            except ValueError as error:
-                problem = error
-        if problem is not None or loaded is None:
-            raise problem or AssertionError
+            loaded = load_class(target) if isinstance(target, str) else target
         heads = self.stated.get("num_heads")
         if isinstance(loaded, nn.Module):
             module, sizes = loaded, sizes_of(loaded, heads)
@@ -129,7 +123,8 @@ class _Verification:
         conventions, neutrals = find_call(module, sizes, self.stated)
         c.conventions = conventions
         search = MappingSearch(module, sizes, conventions, neutrals)
-        self._refuse_randomness(search, module)
+        if self._answers_at_random(search, module):
+            return
         try:
             found = search.search()
         except Unexplained as error:
@@ -151,13 +146,15 @@ class _Verification:
             c.verdict = "could not tell"
             c.findings.append(Finding("mask_inverted", undecided))
 
-    def _refuse_randomness(self, search: MappingSearch, module: nn.Module) -> None:
+    def _answers_at_random(self, search: MappingSearch, module: nn.Module) -> bool:
+        """Whether dropout stays active in eval in a way that leaves nothing else to be asked."""
         inputs = search.inputs(2, 7, 7)
         for p in (0.0, 0.5):
             if set_dropout(module, p) == 0 and p:
                 break
             try:
-                random = not torch.equal(search.run(inputs, search.neutrals[0]), search.run(inputs, search.neutrals[0]))
+                twice = search.run(inputs, search.neutrals[0]) - search.run(inputs, search.neutrals[0])
+                random = bool(twice.nan_to_num().any())
             finally:
                 set_dropout(module, 0.0)
             if random:
@@ -165,9 +162,8 @@ class _Verification:
                 self.certificate.findings.append(
                     Finding("dropout_in_eval", "dropout stays active in eval: called twice, it answers differently")
                 )
-                if not p:
-                    raise CannotTell("nothing else can be asked of a class that answers at random")
-                return
+                return p == 0
+        return False
 
     def _judge_mapping(self, search: MappingSearch, found: Hypothesis) -> None:
         c = self.certificate
@@ -202,8 +198,8 @@ class _Verification:
 
     def _masks(self, subject: Subject, found: Hypothesis, equal_lengths: bool) -> str | None:
         """Find the forms of masks; returns what cannot be decided about them."""
-        if not {"query.weight", "output.weight"} <= set(found.cells):
-            return None
+        if found.formula.softmax != "keys":
+            return None  # nothing that a mask does to such weights has a name
         cross = "key" in subject.conventions.roles and not equal_lengths
         try:
             masks = find_masks(subject, found, self.stated.get("mask"), self.stated.get("mask_shape"), cross)
@@ -225,9 +221,11 @@ class _Verification:
         H, K = subject.sizes.num_heads, subject.sizes.head_dim
         own = {name: p.detach() for name, p in subject.module.named_parameters()}
         of_norms = {f"{n}.{p}" for n, part in norms(subject.module).items() for p, _ in part.named_parameters()}
-        if any(f.code in ("tied_weights", "heads_share_weights") for f in c.findings) or "output.weight" not in {
+        complete = {f"{role}.weight" for role in (*INPUT_ROLES, "output")} <= {
             f"{role}.{layout.kind}" for layout in c.mapping for role in layout.roles
-        }:
+        }
+        headless = any("h" not in layout.axes and layout.axes != "d" for layout in c.mapping)
+        if not complete or headless or any(finding.code == "tied_weights" for finding in c.findings):
             return False
         back: dict[str, Tensor] = {}
         for layout in c.mapping:
