@@ -3,9 +3,11 @@
 import sys
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any, cast
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
@@ -28,19 +30,34 @@ def compose(words: list[str]) -> DictConfig:
         key, equals, value = word.partition("=")
         group = key.split(".")[0].lstrip("+~")
         if group not in options or not equals:
-            nearest = get_close_matches(group, options, 1)
-            hint = f"did you mean {nearest[0]}=?" if nearest else f"the options are {', '.join(options)}"
-            raise ValueError(f"there is no option {key!r}; {hint}")
+            raise ValueError(f"there is no option {key!r}; {_nearest(group, options)}")
         if group in ("target", "output"):
             # A path is taken as it stands: "=", spaces and any letters belong to it.
             value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'" if value != "null" else value
+        if group == "attention" and not (CONF / "attention" / f"{value}.yaml").is_file():
+            own = sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
+            raise ValueError(f"there is no attention={value}; {_nearest(value, own, 'attention=')}")
         overrides.append(f"{'++' if group in OPEN and '.' in key else ''}{key}={value}")
+        try:
+            OverridesParser.create().parse_override(overrides[-1])
+        except HydraException as error:
+            raise ValueError(
+                f"{word} cannot be read: {str(error).splitlines()[0]}; quote it as '{key}=\"...\"'"
+            ) from None
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        try:
-            return hydra.compose("verify", overrides)
-        except HydraException as error:
-            raise ValueError(str(error).splitlines()[0]) from None
+        return hydra.compose("verify", overrides)
+
+
+def _nearest(given: str, known: list[str], prefix: str = "") -> str:
+    nearest = get_close_matches(given, known, 1)
+    suffix = "" if prefix else "="
+    return f"did you mean {prefix}{nearest[0]}{suffix}?" if nearest else f"there are {', '.join(known)}"
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """A part of the configuration as a plain mapping."""
+    return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
 
 
 def main(words: list[str]) -> int:
@@ -50,11 +67,10 @@ def main(words: list[str]) -> int:
         return 0
     try:
         config = compose(words)
-        arguments = OmegaConf.to_container(config.arguments, resolve=True)
-        conventions = OmegaConf.to_container(config.conventions, resolve=True)
+        arguments, conventions = plain(config.arguments), plain(config.conventions)
         target = config.target
         if "attention" in config:
-            own = OmegaConf.to_container(config.attention, resolve=True)
+            own = plain(config.attention)
             target, arguments = own.pop("_target_"), {**own, **arguments}
         if target is None:
             raise ValueError("nothing to verify: say target=my_attention.py:MyClass, or attention=fused")

@@ -1,5 +1,7 @@
 """Faults planted into the user files by changing their text: independent of how the verifier thinks of faults."""
 
+# ruff: noqa: E501  one fault a line reads as a table
+
 from dataclasses import dataclass, field
 
 

@@ -53,11 +53,19 @@ class ForeignAttention(MultiHeadAttention):
         super().__init__(d_model, num_heads, bias=bias, dropout=dropout)
         self.target = target
         self.conventions = Conventions.from_plain(conventions)
-        words = {"d_model": d_model, "num_heads": num_heads, "head_dim": self.head_dim, "bias": bias, "dropout": dropout}
+        words = {
+            "d_model": d_model,
+            "num_heads": num_heads,
+            "head_dim": self.head_dim,
+            "bias": bias,
+            "dropout": dropout,
+        }
         self.attention: nn.Module = load_class(target)(**resolve(arguments, words))
         if "dropout" not in str(arguments):
             self._set_dropout(dropout)
-        layouts = [Layout(**{**layout, "roles": tuple(layout["roles"]), "heads": tuple(layout["heads"])}) for layout in mapping]
+        layouts = [
+            Layout(**{**layout, "roles": tuple(layout["roles"]), "heads": tuple(layout["heads"])}) for layout in mapping
+        ]
         self.mapping = self._with_biases([layout for layout in layouts if layout.kind == "weight"], layouts)
         self._compare_with_reference()
 
@@ -92,8 +100,8 @@ class ForeignAttention(MultiHeadAttention):
         wanted = sorted(("query", "key", "value", "output")) if self.has_bias else []
         if found != wanted:
             raise ValueError(
-                f"{self.target} has biases for {found or 'no role'}, and bias={self.has_bias} asks for {wanted or 'none'}; "
-                "it has no argument that changes this"
+                f"{self.target} has biases for {found or 'no role'}, bias={self.has_bias} asks for {wanted or 'none'}, "
+                "and it has no argument that changes this"
             )
         return weights + biases
 
@@ -125,8 +133,8 @@ class ForeignAttention(MultiHeadAttention):
         if not empty.any():
             return self._call(query, key, value, self._masks(given, shape, query.dtype))
         # What a class does with an empty row is its own affair: it sees the first key instead, whose share goes again.
-        opened = given.clone().expand(*torch.broadcast_shapes(given.shape[:-1], empty.shape), -1).clone()
-        opened[..., 0] |= empty
+        first_key = torch.arange(shape[3], device=query.device) == 0
+        opened = given | (empty[..., None] & first_key)
         out = self._call(query, key, value, self._masks(opened, shape, query.dtype))
         weights = self.to_canonical(dict(self.named_parameters()))
         if empty.size(1) > 1:
@@ -146,7 +154,9 @@ class ForeignAttention(MultiHeadAttention):
         if self.conventions.causal and not is_causal and key.size(1) > 1:
             raise ValueError(f"{self.target} is always causal: it serves only where is_causal=True")
 
-    def _masks(self, visible: Tensor, shape: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[tuple[MaskForm, Tensor]]:
+    def _masks(
+        self, visible: Tensor, shape: tuple[int, int, int, int], dtype: torch.dtype
+    ) -> tuple[tuple[MaskForm, Tensor]]:
         """The mask in the first form that can express it."""
         problem: ValueError | None = None
         for form in self.conventions.masks:
@@ -159,7 +169,12 @@ class ForeignAttention(MultiHeadAttention):
         raise problem or ValueError(f"{self.target} takes no mask")
 
     def _call(
-        self, query: Tensor, key: Tensor, value: Tensor, masks: Sequence[tuple[MaskForm, Tensor]], is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        masks: Sequence[tuple[MaskForm, Tensor]],
+        is_causal: bool = False,
     ) -> Tensor:
         out = self.conventions.call(self.attention, self.num_heads, query, key, value, masks, is_causal)
         assert isinstance(out, Tensor)

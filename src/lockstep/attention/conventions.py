@@ -98,20 +98,26 @@ class Conventions:
         """The inputs that can differ from each other."""
         return set(self.inputs.values())
 
-    def call(
+    def call(self, module: nn.Module, *inputs: Any, **options: Any) -> Any:
+        """Call ``module`` with :meth:`arguments` and return its batch-first output, whatever that is."""
+        out = module(**self.arguments(*inputs, **options))
+        if self.output is not None and isinstance(out, tuple | list):
+            out = out[self.output]
+        return out.transpose(0, 1) if self.time_first and isinstance(out, Tensor) and out.dim() == 3 else out
+
+    def arguments(
         self,
-        module: nn.Module,
         num_heads: int,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         masks: Sequence[tuple[MaskForm, Tensor]] = (),
         is_causal: bool = False,
-    ) -> Any:
-        """Call ``module`` on batch-first inputs and return its batch-first output, whatever that is.
+    ) -> dict[str, Tensor | bool | None]:
+        """The arguments of ``forward``.
 
         Args:
-            module: the class's module, of ``num_heads`` heads.
+            num_heads: H, for masks that have one plane for each head.
             query: (B, T_q, D).
             key: (B, T_k, D); the query again where the class takes x alone.
             value: (B, T_k, D); the key again where the class has no argument of its own for it.
@@ -132,7 +138,4 @@ class Conventions:
             arguments[form.argument] = None if no_mask else form.encode(visible, shape, query.dtype)
         if is_causal and self.causal_argument:
             arguments[self.causal_argument] = True
-        out = module(**arguments)
-        if self.output is not None and isinstance(out, tuple | list):
-            out = out[self.output]
-        return out.transpose(0, 1) if self.time_first and isinstance(out, Tensor) and out.dim() == 3 else out
+        return arguments

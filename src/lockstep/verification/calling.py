@@ -20,7 +20,7 @@ _ROLES = {
 _X = {"x", "input", "inputs", "hidden_states", "src", "embeddings", "tensor", "inp", "emb", "embs", "xs", "seq", "h"}
 _CONTEXT = {"context", "memory", "encoder_hidden_states", "y", "enc", "kv", "source", "cond", "key_value_states",
             "encoder_output", "encoder_outputs", "enc_out", "x_kv", "ctx", "enc_output", "other"}  # fmt: skip
-CAUSAL_ARGUMENTS = {"is_causal", "causal", "use_causal_mask", "use_causal", "apply_causal_mask"}
+CAUSAL_ARGUMENTS = {"is_causal", "causal", "use_causal_mask", "use_causal", "apply_causal_mask", "masked"}
 OPTIONS = ("inputs", "layout", "mask", "mask_shape", "num_heads")
 """What ``conventions`` may state."""
 
@@ -106,6 +106,7 @@ def find_call(module: nn.Module, sizes: Sizes, stated: Mapping[str, Any]) -> tup
     conventions = Conventions(inputs=_inputs(module, stated.get("inputs")))
     B, T, D = 2, 7, sizes.d_model
     x = torch.randn(B, T, D, dtype=torch.float64)
+    finite: list[MaskForm | None] = []
     working: list[MaskForm | None] = []
     failure: UserCodeError | None = None
     out: Any = None
@@ -114,6 +115,9 @@ def find_call(module: nn.Module, sizes: Sizes, stated: Mapping[str, Any]) -> tup
             with user_code("calling it"), torch.no_grad():
                 out = replace(conventions, neutral=form).call(module, sizes.num_heads, x, x, x)
             working.append(form)
+            first = out[0] if isinstance(out, tuple | list) and out else out
+            if isinstance(first, Tensor) and first.isfinite().all():
+                finite.append(form)
         except UserCodeError as error:
             failure = failure or error
     if not working:
@@ -123,8 +127,11 @@ def find_call(module: nn.Module, sizes: Sizes, stated: Mapping[str, Any]) -> tup
     layout = stated.get("layout")
     if layout not in (None, "batch_first", "time_first"):
         raise CannotTell(f"conventions.layout={layout!r}: batch_first or time_first")
-    time_first = layout == "time_first" if layout else _mixes_first_axis(module, sizes, conventions, working[0])
-    return replace(conventions, time_first=time_first), working
+    time_first = (
+        layout == "time_first" if layout else _mixes_first_axis(module, sizes, conventions, (finite or working)[0])
+    )
+    # All visible in one form is all hidden in another, which may be NaN.
+    return replace(conventions, time_first=time_first), finite or working
 
 
 def _mixes_first_axis(module: nn.Module, sizes: Sizes, conventions: Conventions, neutral: MaskForm | None) -> bool:

@@ -25,9 +25,9 @@ _NAMES = {
     "attention_probs_dropout_prob hidden_dropout_prob dropout_ratio drop p",
 }
 _SYMBOL = {name: symbol for symbol, names in _NAMES.items() for name in names.split()}
-_LENGTHS = set(
+_LENGTHS = (
     "block_size context_length context_size max_len max_length max_seq_len max_seq_length seq_len seq_length n_ctx "
-    "n_positions max_position_embeddings maxlen window_size num_positions ctx_len".split()
+    "n_positions max_position_embeddings maxlen window_size num_positions ctx_len"
 )
 LENGTH = 256
 _CONFIGS = {"config", "cfg", "conf", "args", "configuration", "hparams", "params", "model_args", "opt"}
@@ -85,7 +85,7 @@ class _Recording(Settings):
 
 def _word(name: str) -> Any:
     """What to give for a constructor argument of this name, or None."""
-    return _SYMBOL.get(name.lower(), LENGTH if name.lower() in _LENGTHS else None)
+    return _SYMBOL.get(name.lower(), LENGTH if name.lower() in _LENGTHS.split() else None)
 
 
 def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tuple[nn.Module, dict[str, Any], Sizes]:
@@ -109,7 +109,9 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
         actual[name] = resolve({name: value}, sizes.values())[name]
     recordings: dict[str, _Recording] = {}
     for name, parameter in parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or (name in given and name not in _CONFIGS):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or (
+            name in given and name not in _CONFIGS
+        ):
             continue
         word = _word(name)
         # A flag or a number with a default is set only where its name says what it means.

@@ -164,8 +164,9 @@ def plain_norm(x: Tensor) -> Tensor:
 def _heads(formula: Formula, weights: Mapping[str, Tensor], role: str, x: Tensor) -> Tensor:
     """(B, T, D) -> (B, H, T, K)."""
     weight, bias = weights[f"{role}.weight"], weights.get(f"{role}.bias")  # (H, K, D), (H, K)
-    heads = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten()).unflatten(2, weight.shape[:2])
-    B, T, H, K = heads.shape
+    H, K, _ = weight.shape
+    B, T, _ = x.shape
+    heads = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten()).view(B, T, H, K)
     if role in formula.shared:
         heads = heads[:, :, :1].expand(B, T, H, K)
     return heads.reshape(B, H, T, K) if role in formula.split else heads.transpose(1, 2)
@@ -240,7 +241,11 @@ def evaluate(
     if formula.average == "context":
         context = context.mean(1, keepdim=True).expand_as(context)
     merged = context.reshape(B, T, H * K) if formula.merge == "reshape" else context.transpose(1, 2).flatten(2)
-    out = F.linear(merged, weights["output.weight"].flatten(1), weights.get("output.bias")) if formula.projected else merged
+    out = (
+        F.linear(merged, weights["output.weight"].flatten(1), weights.get("output.bias"))
+        if formula.projected
+        else merged
+    )
     if "residual" in formula.around:
         out = out + query
     return (norm(out) if formula.around in ("norm", "residual, norm") else out), rows

@@ -31,7 +31,7 @@ class Hypothesis:
     """What is known so far."""
 
     cells: dict[str, Cell] = field(default_factory=dict)
-    formula: Formula = Formula()
+    formula: Formula = field(default_factory=Formula)
     faults: tuple[Fault, ...] = ()
     norm: Norm = plain_norm
 
@@ -77,7 +77,8 @@ class MappingSearch:
         self.module, self.sizes, self.conventions, self.neutrals = module, sizes, conventions, neutrals
         self.generator = torch.Generator().manual_seed(0)
         self.groups = Groups.of(module, sizes)
-        self.remarks: list[str] = []
+        self.prints = False
+        self.doubt = "the scores: with several keys no known formula reproduces the output"
         self.unequal_lengths_failed: UserCodeError | None = None
 
     def inputs(self, B: int, T_q: int, T_k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,8 +91,9 @@ class MappingSearch:
         return query, key, x[2] if "value" in roles else key
 
     def run(self, inputs: tuple[Tensor, Tensor, Tensor], neutral: MaskForm | None) -> Tensor:
-        with user_code("calling it"), torch.no_grad():
+        with user_code("calling it") as printed, torch.no_grad():
             out = replace(self.conventions, neutral=neutral).call(self.module, self.sizes.num_heads, *inputs)
+        self.prints = self.prints or bool(printed.getvalue())
         assert isinstance(out, Tensor)
         return out
 
@@ -126,12 +128,15 @@ class MappingSearch:
                   for value in self.places for output in self.places
                   if value.parameter != output.parameter and output.count == 1]  # fmt: skip
         if not out.isfinite().all():
+            self.doubt = "its plainest use: it returns NaN or infinite values, with a single key already"
             return self._beyond_one_key(starts, ("causal_off_by_one", "causal_inverted"))
         found = [start for start in starts if self._agrees(start, inputs, out)]
         found = found or list(self._heads_reordered(starts))
         found = found or list(self._value_faults(starts, inputs, out))
         if not found:
-            raise Unexplained("the value path: with a single key the output is no product of two of its matrices")
+            self.doubt = "the value path: with a single key the output is no product of two of its matrices"
+            weights = ("softmax_over_heads", "softmax_over_batch", "no_softmax")
+            return self._beyond_one_key(starts, weights)
         return iter(found)
 
     def _heads_reordered(self, starts: list[Hypothesis]) -> Iterator[Hypothesis]:
@@ -166,13 +171,13 @@ class MappingSearch:
                     hypothesis = replace(start.faulty(fault), norm=norm)
                     if self._agrees(hypothesis, inputs, out):
                         yield hypothesis
-        yield from self._beyond_one_key(starts, ("softmax_over_heads", "softmax_over_batch", "no_softmax"))
 
     def _beyond_one_key(self, starts: list[Hypothesis], codes: tuple[str, ...]) -> Iterator[Hypothesis]:
         """Faults under which one key says nothing about the value path: every start goes on to the scores."""
         for fault in FAULTS:
             for start in starts:
-                if fault.code in codes and all("h" in cell.axes for cell in start.cells.values()):
+                orders = {tuple(axis for axis in cell.axes if axis in "hk") for cell in start.cells.values()}
+                if fault.code in codes and len(orders) == 1 and "h" in next(iter(orders)):
                     yield start.faulty(fault)
 
     # Several keys: the scores.
@@ -194,7 +199,9 @@ class MappingSearch:
                     answers.append((neutral, inputs, out))
             if answers:
                 if T_q == T_k and len(lengths) > 1:
-                    self.unequal_lengths_failed = failure or UserCodeError("with T_q = 7 and T_k = 11 the shape is wrong")
+                    self.unequal_lengths_failed = failure or UserCodeError(
+                        "with T_q = 7 and T_k = 11 the shape is wrong"
+                    )
                 return answers
         assert failure is not None
         raise failure
@@ -210,18 +217,17 @@ class MappingSearch:
             or start.cells["output.weight"].parameter not in (query.parameter, key.parameter)
         ]
         exact = [h for h in complete if bijective(h.cells.values())]
-        alike = [h for h in exact if h.cells["query.weight"].axes == h.cells["key.weight"].axes]
-        tied = [h for h in complete if h.cells["query.weight"].axes == h.cells["key.weight"].axes]
-        # Two faults of one stage are not looked for; the exact mappings are many, so faults presume alike layouts.
+        # Two faults of one stage are not looked for, and faults presume that the roles are stored alike.
         faults = [fault for fault in FAULTS if fault.stage == "scores" and fault.code != "causal_ignored"]
-        faultless = [h for h in alike if all(fault.stage != "scores" for fault in h.faults)]
+        early = [h for h in exact if _scores_fault(h)]
+        late = [h for h in exact if not _scores_fault(h)]
         found = (
-            self._first(answers, exact)
-            or self._first(answers, faultless, faults)
-            or self._first(answers, [h.faulty(_tied(h.cells)) for h in tied])
+            self._first(answers, [h for h in early if _alike(h)] + late)
+            or self._first(answers, [h for h in late if _alike(h)], faults)
+            or self._first(answers, [h.faulty(_tied(h.cells)) for h in complete if _alike(h) and not _scores_fault(h)])
         )
         if found is None:
-            raise Unexplained("the scores: with several keys no known formula reproduces the output")
+            raise Unexplained(self.doubt)
         return found
 
     def _first(
@@ -302,10 +308,22 @@ class MappingSearch:
         return found
 
 
+def _scores_fault(hypothesis: Hypothesis) -> bool:
+    return any(fault.stage == "scores" for fault in hypothesis.faults)
+
+
+def _alike(hypothesis: Hypothesis) -> bool:
+    """Whether query, key and value are read in one way; a value that all heads share may differ."""
+    value, query, key = (hypothesis.cells[f"{role}.weight"].axes for role in ("value", "query", "key"))
+    return query == key and ("h" not in value or value == query)
+
+
 def _tied(chosen: dict[str, Cell]) -> Fault:
     """Roles that are read from one place."""
     places: dict[Cell, list[str]] = {}
     for role in INPUT_ROLES:
         places.setdefault(chosen[f"{role}.weight"], []).append(role)
     shared = "; ".join(" and ".join(roles) for roles in places.values() if len(roles) > 1) or "some roles"
-    return Fault("tied_weights", f"{shared} share one parameter: it is the reference only at tied weights", (), "scores")
+    return Fault(
+        "tied_weights", f"{shared} share one parameter: it is the reference only at tied weights", (), "scores"
+    )

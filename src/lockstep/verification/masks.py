@@ -1,8 +1,7 @@
 """Fourth stage: which masks the class takes, in which form, and whether they do what a mask should."""
 
 import inspect
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,12 +13,15 @@ from lockstep.verification.mapping import Hypothesis, agree
 from lockstep.verification.subject import Inputs, Situation, Subject
 from lockstep.verification.user_code import CannotTell, UserCodeError
 
-@dataclass(frozen=True)
+
+@dataclass
 class MaskFindings:
-    forms: tuple[MaskForm, ...]
-    causal_argument: str | None
-    faults: tuple[Fault, ...]
-    remarks: tuple[str, ...]
+    """The forms accepted, the causal switch, what is wrong, what is worth saying and what cannot be decided."""
+
+    forms: list[MaskForm] = field(default_factory=list)
+    causal_argument: str | None = None
+    faults: list[Fault] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     undecided: str | None = None
 
 
@@ -70,52 +72,66 @@ def find_masks(
     Raises:
         CannotTell: no form of mask is accepted.
     """
-    answers = _Answers(subject, found)
-    forms: list[MaskForm] = []
-    faults: list[Fault] = []
-    remarks: list[str] = []
-    undecided = None
+    answers, findings = _Answers(subject, found), MaskFindings()
     for argument in mask_arguments(subject.module):
-        meanings = (meaning,) if meaning else MEANINGS
-        tried = [MaskForm(argument, m, s) for m in meanings for s in ((shape,) if shape else MASK_SHAPES)]
-        verdicts = {form: answers.right(Situation("mask", 7, 7, forms=(form,))) for form in tried}
+        forms = [
+            MaskForm(argument, one, other)
+            for one in ((meaning,) if meaning else MEANINGS)
+            for other in ((shape,) if shape else MASK_SHAPES)
+        ]
+        verdicts = {form: answers.right(_masked(form)) for form in forms}
         accepted = [form for form, right in verdicts.items() if right]
-        if not accepted:
+        refused = all(right is None for right in verdicts.values())
+        if accepted:
+            _judge(answers, argument, accepted, cross, findings, stated=meaning is not None)
+        elif refused and (meaning or shape or not _optional(subject, argument)):
+            raise CannotTell(
+                f"{argument!r} accepts no mask of the forms tried; "
+                "settle it with conventions.mask=... and conventions.mask_shape=..."
+            )
+        elif refused:
+            findings.remarks.append(f"{argument!r} accepts no mask of any known form: it was left alone")
+        else:
             running = [form for form, right in verdicts.items() if right is False]
-            if not running:
-                if meaning or shape or inspect.signature(subject.module.forward).parameters[argument].default is inspect.Parameter.empty:
-                    raise CannotTell(f"{argument!r} accepts no mask of any known form; settle it with conventions.mask=... and conventions.mask_shape=...")
-                remarks.append(f"{argument!r} accepts no mask of any known form: it was left alone")
-                continue
-            fault = _diagnose(answers, running, Situation("mask", 7, 7))
-            if fault is None and argument != mask_arguments(subject.module)[0]:
-                remarks.append(f"{argument!r} does what no known mask does: it was left alone")
-                continue
-            faults.append(fault or _unknown(argument))
-            continue
-        if {form.meaning for form in accepted} <= {"one_blocks", "true_blocks"} and any(
-            form.meaning == "one_blocks" for form in accepted
-        ) and meaning is None:
-            undecided = (
-                f"the mask looks inverted: ones in {argument!r} hide, zeros show, the opposite of the usual mask of ones "
-                "and zeros. If that is meant, say conventions.mask=one_blocks; if not, this is the fault"
-            )
-        if cross:
-            outcome = {form: answers.right(Situation("mask", 5, 11, same=False, forms=(form,))) for form in accepted}
-            wrong = [form for form, right in outcome.items() if right is False]
-            if wrong:
-                faults.append(_diagnose(answers, wrong, Situation("mask", 5, 11, same=False)) or _unknown(argument))
-            accepted = [form for form, right in outcome.items() if right] or accepted
-        if {form.meaning for form in accepted} == {"additive"}:
-            remarks.append(
-                f"{argument!r} is added to the scores (0 shows, -inf hides): ones and zeros would hide nothing. "
-                "If ones and zeros are meant, say conventions.mask=zero_blocks"
-            )
-        if {form.meaning for form in accepted} <= {"one_blocks", "true_blocks"}:
-            remarks.append(f"in {argument!r} True hides, the opposite of scaled_dot_product_attention")
-        forms += _most_general(accepted)
-    causal = _causal_argument(answers, cross, faults)
-    return MaskFindings(tuple(forms), causal, tuple(faults), tuple(remarks), undecided)
+            findings.faults.append(_diagnose(answers, running, cross=False) or _unknown(argument))
+    findings.causal_argument = _causal_argument(answers, cross, findings)
+    return findings
+
+
+def _masked(form: MaskForm, cross: bool = False) -> Situation:
+    return Situation("mask", 5, 11, same=False, forms=(form,)) if cross else Situation("mask", 7, 7, forms=(form,))
+
+
+def _optional(subject: Subject, argument: str) -> bool:
+    parameter = inspect.signature(subject.module.forward).parameters[argument]
+    return parameter.default is not inspect.Parameter.empty
+
+
+def _judge(
+    answers: _Answers, argument: str, accepted: list[MaskForm], cross: bool, findings: MaskFindings, stated: bool
+) -> None:
+    """Forms that are right in self-attention: what they say of the argument, and whether they are right across."""
+    meanings = {form.meaning for form in accepted}
+    ones_hide = meanings <= {"one_blocks", "true_blocks"}
+    if ones_hide and "one_blocks" in meanings and not stated:
+        findings.undecided = (
+            f"the mask looks inverted: ones in {argument!r} hide, zeros show, the opposite of the usual mask of ones "
+            "and zeros. If that is meant, say conventions.mask=one_blocks; if not, this is the fault"
+        )
+    if ones_hide:
+        findings.remarks.append(f"in {argument!r} True hides, the opposite of scaled_dot_product_attention")
+    if meanings == {"additive"}:
+        findings.remarks.append(
+            f"{argument!r} is added to the scores (0 shows, -inf hides): ones and zeros would hide nothing. "
+            "If ones and zeros are meant, say conventions.mask=zero_blocks"
+        )
+    if cross:
+        across = {form: answers.right(_masked(form, cross=True)) for form in accepted}
+        wrong = [form for form, right in across.items() if right is False]
+        if wrong:
+            findings.faults.append(_diagnose(answers, wrong, cross=True) or _unknown(argument))
+        accepted = [form for form, right in across.items() if right] or accepted
+    findings.forms += _most_general(accepted)
 
 
 def _most_general(accepted: list[MaskForm]) -> list[MaskForm]:
@@ -125,34 +141,31 @@ def _most_general(accepted: list[MaskForm]) -> list[MaskForm]:
     return [form for form in accepted if form in chosen.values()]
 
 
-def _diagnose(answers: _Answers, running: list[MaskForm], situation: Situation) -> Fault | None:
+def _diagnose(answers: _Answers, running: list[MaskForm], cross: bool) -> Fault | None:
     """The fault that explains the answers to the forms that the class does not refuse."""
-    ignored = True
-    for form in running:
-        inputs, out = answers.ask(replace(situation, forms=(form,)))
-        ignored = ignored and out is not None and answers.matches(replace(answers.found.formula, mask="ignored"), inputs, out)
-    codes = {"mask_ignored" if situation.T_q == situation.T_k else "mask_ignored_across"} if ignored else {
-        "mask_inverted", "mask_added", "mask_tiled"}  # fmt: skip
-    for fault in _mask_faults(codes):
-        for form in running:
-            # A meaning is another's inversion; an additive mask of -inf that is added is no fault.
-            if fault.code in ("mask_inverted", "mask_added") and form.meaning not in ("zero_blocks", "true_attends"):
-                continue
-            inputs, out = answers.ask(replace(situation, forms=(form,)))
-            if out is not None and answers.matches(fault.applied_to(answers.found.formula), inputs, out):
-                return fault
+    asked = {form: answers.ask(_masked(form, cross)) for form in running}
+
+    def explains(fault: Fault, form: MaskForm) -> bool:
+        inputs, out = asked[form]
+        return out is not None and answers.matches(fault.applied_to(answers.found.formula), inputs, out)
+
+    faults = {fault.code: fault for fault in FAULTS if fault.stage == "mask"}
+    ignored = faults["mask_ignored_across" if cross else "mask_ignored"]
+    if all(explains(ignored, form) for form in running):
+        return ignored
+    # A meaning is another's inversion, and to add a mask of -inf is no fault.
+    usual = [form for form in running if form.meaning in ("zero_blocks", "true_attends")]
+    for code, forms in (("mask_inverted", usual), ("mask_added", usual), ("mask_tiled", running)):
+        if any(explains(faults[code], form) for form in forms):
+            return faults[code]
     return None
-
-
-def _mask_faults(codes: set[str]) -> Iterator[Fault]:
-    return (fault for fault in FAULTS if fault.stage == "mask" and fault.code in codes)
 
 
 def _unknown(argument: str) -> Fault:
     return Fault("unknown", f"of an unknown difference, first seen when {argument!r} is given a mask", (), "mask")
 
 
-def _causal_argument(answers: _Answers, cross: bool, faults: list[Fault]) -> str | None:
+def _causal_argument(answers: _Answers, cross: bool, findings: MaskFindings) -> str | None:
     """The argument that switches causality on, if there is one that works alone."""
     if answers.found.formula.causal != "none":
         return None
@@ -162,7 +175,10 @@ def _causal_argument(answers: _Answers, cross: bool, faults: list[Fault]) -> str
         conventions = answers.subject.conventions
         answers.subject.conventions = replace(conventions, causal_argument=name)
         try:
-            for situation in (Situation("causal", 7, 7, is_causal=True), Situation("causal", 5, 11, False, is_causal=True)):
+            for situation in (
+                Situation("causal", 7, 7, is_causal=True),
+                Situation("causal", 5, 11, False, is_causal=True),
+            ):
                 if situation.T_q != situation.T_k and not cross:
                     continue
                 inputs, out = answers.ask(situation)
@@ -171,8 +187,10 @@ def _causal_argument(answers: _Answers, cross: bool, faults: list[Fault]) -> str
                 formula = answers.found.formula
                 if answers.matches(replace(formula, causal="lower_right"), inputs, out):
                     continue
-                named = [f for f in FAULTS if "causal" in f.needs and answers.matches(f.applied_to(formula), inputs, out)]
-                faults.append(named[0] if named else _unknown(name))
+                named = [
+                    f for f in FAULTS if "causal" in f.needs and answers.matches(f.applied_to(formula), inputs, out)
+                ]
+                findings.faults.append(named[0] if named else _unknown(name))
                 return name
         finally:
             answers.subject.conventions = conventions

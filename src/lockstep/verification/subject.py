@@ -83,6 +83,18 @@ class Subject:
         assert isinstance(out, Tensor)
         return out
 
+    def changed_by_a_call(self, inputs: Inputs, situation: Situation) -> int:
+        """How many of the tensors handed over, masks in their own form, and of the parameters a call changes."""
+        arguments = self.conventions.arguments(
+            self.sizes.num_heads, inputs.query, inputs.key, inputs.value,
+            list(zip(situation.forms, inputs.masks, strict=True)), situation.is_causal,
+        )  # fmt: skip
+        tensors = [*(x for x in arguments.values() if isinstance(x, Tensor)), *self.module.parameters()]
+        before = [x.detach().clone() for x in tensors]
+        with user_code(f"calling it ({situation.name})"), torch.no_grad():
+            self.module(**arguments)
+        return sum(not torch.equal(x, y) for x, y in zip(tensors, before, strict=True))
+
     def canonical(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Tensors by parameter name -> canonical tensors."""
         read: dict[str, Tensor] = {}
@@ -133,6 +145,9 @@ class Mutant(Subject):
             mapping.append(Layout(name.replace(".", "_"), axes, (role,)))
         super().__init__(module, of.sizes, of.conventions, mapping)
         self.formula = formula
+
+    def changed_by_a_call(self, inputs: Inputs, situation: Situation) -> int:
+        return 0
 
     def call(self, inputs: Inputs, situation: Situation) -> Tensor:
         asked = self.conventions.causal or situation.is_causal

@@ -62,7 +62,8 @@ def _own_traceback(error: BaseException) -> str:
     """The traceback without the frames of this project."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OWN_CODE)]
     frames = [frame for frame in frames if Path(frame.filename).name != "contextlib.py"]
-    return "".join(traceback.format_list(frames) + traceback.format_exception_only(error))
+    name = [] if isinstance(error, _TookTooLong) else traceback.format_exception_only(error)
+    return "".join(traceback.format_list(frames) + name)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The question as people ask it: is this class multi-head attention, and if not, what is wrong with it?"""
 
+import inspect
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from lockstep.attention.contract import INPUT_ROLES
 from lockstep.attention.conventions import MASK_SHAPES, MEANINGS
 from lockstep.attention.foreign import load_class
-from lockstep.verification.calling import OPTIONS, find_call
+from lockstep.verification.calling import CAUSAL_ARGUMENTS, OPTIONS, find_call
 from lockstep.verification.certificate import Certificate, Finding
 from lockstep.verification.checks import FLOAT32, Check, judged_checks
 from lockstep.verification.construction import construct, set_dropout, sizes_of
@@ -114,6 +115,11 @@ class _Verification:
         else:
             with user_code("constructing it") as printed:
                 module, c.arguments, sizes = construct(loaded, arguments, heads)
+            c.remarks += [
+                f"only {name}={c.arguments.get(name, parameter.default)} was verified; see arguments.{name}"
+                for name, parameter in inspect.signature(loaded).parameters.items()
+                if name.lower() in CAUSAL_ARGUMENTS
+            ]
         if printed.getvalue():
             c.remarks.append("it prints while it is constructed")
         initial = {name: p.detach().double().clone() for name, p in module.named_parameters()}
@@ -170,7 +176,9 @@ class _Verification:
         for fault in found.faults:
             self._add(fault.code, fault.sentence)
             if fault.code.startswith(("no_scale", "scale")):
-                c.remarks.append("a rescaled query weight would absorb the scale; at the same weights the functions differ")
+                c.remarks.append(
+                    "a rescaled query weight would absorb the scale; at the same weights the functions differ"
+                )
         single = [role for role, cell in found.cells.items() if "h" not in cell.axes and cell.axes != "d"]
         if single:
             roles = ", ".join(name.split(".")[0] for name in single if name.endswith("weight"))
@@ -189,7 +197,9 @@ class _Verification:
             named = {r for r in ("query", "key", "value") if r in cell.parameter or f"{r[0]}_proj" in cell.parameter}
             if len(named) == 1 and cell.count == 1 and role.split(".")[0] not in named and role.endswith("weight"):
                 c.remarks.append(f"{cell.parameter} acts as {role.split('.')[0]}: a layout, no difference")
-        if any(n.endswith("bias") for n in found.cells) and not {"key.bias"} <= set(found.cells):
+        if search.prints:
+            c.remarks.append("it prints while it is called")
+        if {"query.bias", "value.bias"} <= set(found.cells) and "key.bias" not in found.cells and not found.faults:
             c.remarks.append("it has no key bias: the softmax would ignore one")
 
     def _add(self, code: str, sentence: str, trace: str = "") -> None:
@@ -211,7 +221,7 @@ class _Verification:
         for fault in masks.faults:
             self._add(fault.code, fault.sentence)
         subject.conventions = replace(
-            subject.conventions, masks=masks.forms, causal_argument=masks.causal_argument
+            subject.conventions, masks=tuple(masks.forms), causal_argument=masks.causal_argument
         )
         return masks.undecided
 
@@ -255,8 +265,9 @@ class _Verification:
             return
         failed = [check for check in c.checks if not check.passed]
         if failed:
-            single = all(isinstance(x.figure, float) and x.figure <= FLOAT32 for x in failed)
-            code, what = ("single_precision", "something inside is computed in single precision") if single else (
+            first = failed[0].figure
+            single = isinstance(first, float) and first <= FLOAT32 and "float32" not in {x.what[:7] for x in failed}
+            code, what = ("single_precision", "something inside is computed in single precision only") if single else (
                 "unknown", "unknown difference")  # fmt: skip
             self.certificate.verdict = "different"
             c.findings.append(Finding(code, f"{what}, first seen in: {failed[0].what} ({failed[0].figure})"))
@@ -289,4 +300,6 @@ def _dropout_in_eval(subject: Subject) -> Check:
             figure = float((subject.call(inputs, situation) - without).abs().max())
         finally:
             set_dropout(subject.module, 0.0)
-    return Check("dropout of 0.5 is inactive in eval", figure, 0.0, numerical=False, note="" if found else "it has none")
+    return Check(
+        "dropout of 0.5 is inactive in eval", figure, 0.0, numerical=False, note="" if found else "it has none"
+    )

@@ -69,7 +69,7 @@ class Groups:
 
 
 def _template(name: str, own: dict[str, nn.Parameter], num_heads: int) -> str:
-    """"heads.3.query.weight" -> "heads.{}.query.weight", if there is one such for each head and no more."""
+    """ "heads.3.query.weight" -> "heads.{}.query.weight", if there is one such for each head and no more."""
     for match in re.finditer(r"(?<![^._])\d+(?![^._])", name):
         template = f"{name[: match.start()]}{{}}{name[match.end() :]}"
         siblings = [own.get(template.format(index)) for index in range(num_heads)]
@@ -159,6 +159,11 @@ def layouts(chosen: dict[str, Cell]) -> list[Layout]:
     for role, cell in chosen.items():
         by_parameter.setdefault(cell.parameter, []).append((cell.index, role, cell))
     return [
-        Layout(parameter, group[0][2].axes, tuple(role for _, role, _ in sorted(group, key=lambda g: g[0])), group[0][2].heads)
+        Layout(
+            parameter,
+            group[0][2].axes,
+            tuple(role for _, role, _ in sorted(group, key=lambda g: g[0])),
+            group[0][2].heads,
+        )
         for parameter, group in by_parameter.items()
     ]
