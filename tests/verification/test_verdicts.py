@@ -92,6 +92,7 @@ def test_torch_itself_is_certified(batch_first: bool, bias: bool) -> None:
         ("LinearList", None),
         ("BooleanOnly", "True hides"),
         ("Prints", "it prints"),
+        ("OwnDevice", None),
     ],
 )
 def test_no_false_alarm(odd: ModuleType, name: str, remark: str | None) -> None:
@@ -107,6 +108,11 @@ def test_no_false_alarm(odd: ModuleType, name: str, remark: str | None) -> None:
         ("SingleSoftmax", "single_precision"),
         ("WrongCorner", "causal_wrong_corner"),
         ("ExtraParameter", "unused_parameters"),
+        ("UnusedNorm", "unused_parameters"),
+        ("InputSliced", "input_sliced"),
+        ("Grouped", "heads_share_weights"),
+        ("EqualLengths", "unequal_lengths"),
+        ("Squeezes", "unknown"),
         ("AttributeDropout", "dropout_in_eval"),
         ("PostNorm", "core_equivalent"),
         ("InPlaceMask", "unknown"),

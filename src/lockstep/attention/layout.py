@@ -51,8 +51,8 @@ class Layout:
         listed = "{}" in self.parameter
         return [self.parameter.format(index) for index in range(num_heads)] if listed else [self.parameter]
 
-    def _sizes(self, num_heads: int, head_dim: int) -> dict[str, int]:
-        return {"r": len(self.roles), "h": num_heads, "k": head_dim, "d": num_heads * head_dim, "1": 1}
+    def _sizes(self, num_heads: int, head_dim: int, width: int | None = None) -> dict[str, int]:
+        return {"r": len(self.roles), "h": num_heads, "k": head_dim, "d": width or num_heads * head_dim}
 
     def _head_order(self, num_heads: int) -> list[int] | None:
         """The order for ``num_heads`` heads; a reversed order is known for every number of heads, others for theirs."""
@@ -66,13 +66,15 @@ class Layout:
             )
         return list(self.heads)
 
-    def read(self, tensors: Mapping[str, Tensor], num_heads: int, head_dim: int) -> dict[str, Tensor]:
-        """Stored tensors by parameter name -> canonical tensors of this layout's roles."""
+    def read(
+        self, tensors: Mapping[str, Tensor], num_heads: int, head_dim: int, width: int | None = None
+    ) -> dict[str, Tensor]:
+        """Stored tensors by parameter name -> canonical tensors of this layout's roles; ``width`` is d if not D."""
         if "{}" in self.parameter:
             stored = torch.stack([tensors[name] for name in self.names(num_heads)])
         else:
             stored = tensors[self.parameter]
-        sizes, flat, order = self._sizes(num_heads, head_dim), self._flat(), self._order
+        sizes, flat, order = self._sizes(num_heads, head_dim, width), self._flat(), self._order
         canonical = stored.reshape([sizes[axis] for axis in flat]).permute([flat.index(axis) for axis in order])
         positions = self._head_order(num_heads)
         if positions is not None:

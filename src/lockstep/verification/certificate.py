@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,6 @@ class Certificate:
         lines = [
             "# Written by scripts/verify.py: how the class is constructed and called, and where it keeps its weights.",
             "_target_: lockstep.attention.adapter.ForeignAttention",
-            "_convert_: all",
             f"target: {json.dumps(self.target)}",
             f"arguments: {json.dumps(self.arguments)}",
             "conventions:",
@@ -113,7 +112,7 @@ class Certificate:
                 order = f"  heads in the order {list(layout.heads)}" if layout.heads else ""
                 lines.append(f"    {layout.parameter:<{width}}  {layout.axes:<12}  {', '.join(layout.roles)}{order}")
         for title, judged in (("judged", True), ("reported", False)):
-            rows = [check for check in self.checks if check.judged == judged]
+            rows = _worst_of_each_kind([check for check in self.checks if check.judged == judged])
             if rows:
                 lines += ["", f"  {title}", *_rows(rows)]
         if self.mutants:
@@ -122,6 +121,7 @@ class Certificate:
             lines += ["", f"  mutants: {caught} of {len(self.mutants) - len(skipped)} caught; "
                       f"not applicable: {len(skipped)}"]  # fmt: skip
             lines += [f"    {name}: {o}" for name, o in self.mutants.items() if o.startswith("NOT")]
+        lines += ["", f"  The code of {self.target} ran in this process: this is no sandbox."]
         return "\n".join(lines) + "\n"
 
 
@@ -138,6 +138,23 @@ def _call_lines(conventions: Conventions) -> list[str]:
         lines.append("always causal")
     if conventions.causal_argument:
         lines.append(f"{conventions.causal_argument}=True for causality")
+    return lines
+
+
+def _worst_of_each_kind(checks: list[Check]) -> list[Check]:
+    """Checks made in many situations as one line for each kind: the worst of them."""
+    kinds: dict[str, list[Check]] = {}
+    for check in checks:
+        kinds.setdefault(check.what.partition(", ")[0], []).append(check)
+    lines = []
+    for kind, group in kinds.items():
+        worst = max(group, key=lambda check: check.figure if isinstance(check.figure, float) else float("inf"))
+        if len(group) > 1:
+            failed = sum(not check.passed for check in group)
+            note = f"largest in: {worst.what.partition(', ')[2]}" if worst.figure else ""
+            note = f"in {failed} of them, {note}" if failed else note
+            worst = replace(worst, what=f"{kind}, in {len(group)} situations", note=note)
+        lines.append(worst)
     return lines
 
 

@@ -85,7 +85,9 @@ class _Recording(Settings):
 
 def _word(name: str) -> Any:
     """What to give for a constructor argument of this name, or None."""
-    return _SYMBOL.get(name.lower(), LENGTH if name.lower() in _LENGTHS.split() else None)
+    if name.lower() in _LENGTHS.split():
+        return LENGTH
+    return "cpu" if name.lower() == "device" else _SYMBOL.get(name.lower())
 
 
 def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tuple[nn.Module, dict[str, Any], Sizes]:

@@ -94,7 +94,8 @@ class MappingSearch:
         with user_code("calling it") as printed, torch.no_grad():
             out = replace(self.conventions, neutral=neutral).call(self.module, self.sizes.num_heads, *inputs)
         self.prints = self.prints or bool(printed.getvalue())
-        assert isinstance(out, Tensor)
+        if not isinstance(out, Tensor):
+            raise UserCodeError(f"calling it gave {type(out).__name__} instead of a tensor")
         return out
 
     def _agrees(self, hypothesis: Hypothesis, inputs: tuple[Tensor, Tensor, Tensor], out: Tensor) -> bool:
@@ -113,8 +114,10 @@ class MappingSearch:
             Unexplained: no hypothesis reproduces the output.
         """
         redraw(self.module, self.sizes, self.generator, biases=False)
-        self.places = [cell for cell in cells(self.groups, "hkd") if not self.groups.is_vector(cell.parameter)]
-        self.places += [cell for cell in cells(self.groups, "kd") if not self.groups.is_vector(cell.parameter)]
+        # After the reference's readings the faulty ones: shared by all heads, or fed a slice of the input.
+        kinds = (("hkd", False), ("kd", False), ("hkd", True), ("kd", True))
+        places = [cell for letters, sliced in kinds for cell in cells(self.groups, letters, sliced=sliced)]
+        self.places = [cell for cell in places if not self.groups.is_vector(cell.parameter)]
         found = self._scores(list(self._value_path()))
         redraw(self.module, self.sizes, self.generator, biases=True)
         return self._biases(found)
@@ -124,9 +127,11 @@ class MappingSearch:
     def _value_path(self) -> Iterator[Hypothesis]:
         inputs = self.inputs(4, 1, 1)
         out = self.run(inputs, self.neutrals[0])
+        if out.shape != inputs[0].shape:
+            raise Unexplained(f"its shape: one query and one key give {tuple(out.shape)}, not {tuple(inputs[0].shape)}")
         starts = [Hypothesis({"value.weight": value, "output.weight": output})
                   for value in self.places for output in self.places
-                  if value.parameter != output.parameter and output.count == 1]  # fmt: skip
+                  if value.parameter != output.parameter and output.count == 1 and not output.sliced]  # fmt: skip
         if not out.isfinite().all():
             self.doubt = "its plainest use: it returns NaN or infinite values, with a single key already"
             return self._beyond_one_key(starts, ("causal_off_by_one", "causal_inverted"))

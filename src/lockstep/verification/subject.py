@@ -80,7 +80,9 @@ class Subject:
                 self.module, self.sizes.num_heads, inputs.query, inputs.key, inputs.value,
                 list(zip(situation.forms, inputs.masks, strict=True)), situation.is_causal,
             )  # fmt: skip
-        assert isinstance(out, Tensor)
+        if not isinstance(out, Tensor) or out.shape != inputs.query.shape:
+            got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise UserCodeError(f"calling it ({situation.name}) gave {got} for {tuple(inputs.query.shape)}")
         return out
 
     def changed_by_a_call(self, inputs: Inputs, situation: Situation) -> int:

@@ -51,8 +51,9 @@ def verify(
     started = time.perf_counter()
     name = target if isinstance(target, str) else _name(target if isinstance(target, type) else type(target))
     certificate = Certificate(name)
-    random_state = torch.get_rng_state()
+    random_state, threads = torch.get_rng_state(), torch.get_num_threads()
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # the matrices are small: threads would only wait for each other
     try:
         _Verification(certificate, stated).run(target, arguments or {})
     except CannotTell as error:
@@ -63,6 +64,7 @@ def verify(
         certificate.findings.append(Finding("failed", str(error), error.trace))
     finally:
         torch.set_rng_state(random_state)
+        torch.set_num_threads(threads)
     certificate.seconds = time.perf_counter() - started
     return certificate
 
@@ -123,7 +125,7 @@ class _Verification:
         if printed.getvalue():
             c.remarks.append("it prints while it is constructed")
         initial = {name: p.detach().double().clone() for name, p in module.named_parameters()}
-        module = module.double().eval()
+        module = module.to("cpu", torch.float64).eval()
         set_dropout(module, 0.0)
         _draw_everything(module)
         conventions, neutrals = find_call(module, sizes, self.stated)
@@ -145,9 +147,12 @@ class _Verification:
         subject = Subject(module, sizes, search.conventions, c.mapping)
         undecided = self._masks(subject, found, equal_lengths)
         c.conventions = subject.conventions
-        if self._bijection(subject):
+        if self._bijection(subject, found):
             asked = situations(subject.conventions, not equal_lengths)
             self._certify(subject, [situation for situation in asked if self._answered(subject, situation)], initial)
+        if c.findings and {finding.code for finding in c.findings} <= CORE:
+            beside = ", ".join(fault.sentence for fault in found.faults)
+            c.findings.append(Finding("core_equivalent", f"the attention core is the reference; beside it, {beside}"))
         if undecided and not c.findings:
             c.verdict = "could not tell"
             c.findings.append(Finding("mask_inverted", undecided))
@@ -185,12 +190,12 @@ class _Verification:
             averaged = any(fault.code == "heads_averaged" for fault in found.faults)
             if not (averaged and roles == "output"):
                 self._add("heads_share_weights", f"all heads share one projection ({roles})")
+        sliced = [name.split(".")[0] for name, cell in found.cells.items() if cell.sliced]
+        if sliced:
+            self._add("input_sliced", f"each head is projected from its own slice of the input ({', '.join(sliced)})")
         if search.unequal_lengths_failed and "query_key_swapped" not in {f.code for f in found.faults}:
             error = search.unequal_lengths_failed
             self._add("unequal_lengths", f"it works only where T_q = T_k ({error})", error.trace)
-        if found.faults and all(fault.code in CORE for fault in found.faults):
-            names = ", ".join(sorted({fault.sentence for fault in found.faults}))
-            c.findings.append(Finding("core_equivalent", f"the attention core is the reference; beside it, {names}"))
         if "output.weight" in found.cells and found.cells["output.weight"].heads:
             c.remarks.append("heads come in another order at the output projection: a layout, no difference")
         for role, cell in found.cells.items():
@@ -225,17 +230,18 @@ class _Verification:
         )
         return masks.undecided
 
-    def _bijection(self, subject: Subject) -> bool:
+    def _bijection(self, subject: Subject, found: Hypothesis) -> bool:
         """Whether the mapping covers every parameter once and a round trip is exact; adds the check."""
         c = self.certificate
         H, K = subject.sizes.num_heads, subject.sizes.head_dim
         own = {name: p.detach() for name, p in subject.module.named_parameters()}
-        of_norms = {f"{n}.{p}" for n, part in norms(subject.module).items() for p, _ in part.named_parameters()}
+        layers = norms(subject.module) if "norm" in found.formula.around else {}
+        of_norms = {f"{name}.{p}" for name, layer in layers.items() for p, _ in layer.named_parameters()}
         complete = {f"{role}.weight" for role in (*INPUT_ROLES, "output")} <= {
             f"{role}.{layout.kind}" for layout in c.mapping for role in layout.roles
         }
         headless = any("h" not in layout.axes and layout.axes != "d" for layout in c.mapping)
-        if not complete or headless or any(finding.code == "tied_weights" for finding in c.findings):
+        if not complete or headless or {"tied_weights", "input_sliced"} & {finding.code for finding in c.findings}:
             return False
         back: dict[str, Tensor] = {}
         for layout in c.mapping:

@@ -89,6 +89,7 @@ class Cell:
         count: the number of roles that share it.
         index: which of them this is.
         heads: see :class:`~lockstep.attention.layout.Layout`.
+        sliced: each head is projected from its own slice of the input, K channels wide.
     """
 
     parameter: str
@@ -96,12 +97,18 @@ class Cell:
     count: int
     index: int
     heads: tuple[int, ...] = ()
+    sliced: bool = False
 
     def read(self, role: str, tensors: dict[str, Tensor], sizes: Sizes) -> Tensor:
         """The canonical tensor; a reading without heads serves all of them (as output: the first alone)."""
         roles = tuple(role if index == self.index else f"other {index}" for index in range(self.count))
         layout = Layout(self.parameter, self.axes, roles, self.heads)
-        tensor = layout.read(tensors, sizes.num_heads, sizes.head_dim)[f"{role}.{layout.kind}"]
+        H, K = sizes.num_heads, sizes.head_dim
+        tensor = layout.read(tensors, H, K, K if self.sliced else None)[f"{role}.{layout.kind}"]
+        if self.sliced:
+            spread = tensor.new_zeros(H, K, H, K)
+            spread.diagonal(dim1=0, dim2=2).copy_(tensor.expand(H, K, K).permute(1, 2, 0))
+            return spread.flatten(2)
         if "h" in self.axes or self.axes == "d":
             return tensor
         if role == "output":
@@ -111,9 +118,9 @@ class Cell:
         return tensor.expand(sizes.num_heads, *tensor.shape)
 
 
-def readings(shape: Iterable[int], letters: str, count: int, sizes: Sizes) -> Iterator[str]:
+def readings(shape: Iterable[int], letters: str, count: int, sizes: Sizes, width: int) -> Iterator[str]:
     """Every way to read a shape as the given axes: their orders, cut to fit the dimensions."""
-    extent = {"r": count, "h": sizes.num_heads, "k": sizes.head_dim, "d": sizes.d_model}
+    extent = {"r": count, "h": sizes.num_heads, "k": sizes.head_dim, "d": width}
     shape = list(shape)
     for order in permutations(letters):
         rest, groups = list(order), []
@@ -129,15 +136,16 @@ def readings(shape: Iterable[int], letters: str, count: int, sizes: Sizes) -> It
                 yield " ".join(groups)
 
 
-def cells(groups: Groups, letters: str, counts: tuple[int, ...] = (1, 2, 3)) -> list[Cell]:
+def cells(groups: Groups, letters: str, counts: tuple[int, ...] = (1, 2, 3), sliced: bool = False) -> list[Cell]:
     """Every place where a role may be kept as the given axes; "hkd" for weights, "hk" for their biases."""
     found = []
+    width = groups.sizes.head_dim if sliced else groups.sizes.d_model
     for name, shape in groups.shapes.items():
         for count in counts:
-            for axes in readings(shape, ("r" if count > 1 else "") + letters, count, groups.sizes):
+            for axes in readings(shape, ("r" if count > 1 else "") + letters, count, groups.sizes, width):
                 if "{}" in name and not axes.startswith("h"):
                     continue
-                found += [Cell(name, axes, count, index) for index in range(count)]
+                found += [Cell(name, axes, count, index, sliced=sliced) for index in range(count)]
     return found
 
 

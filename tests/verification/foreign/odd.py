@@ -267,3 +267,66 @@ class Linear(Base):
         q, k = F.elu(q) + 1, F.elu(k) + 1
         out = q @ (k.transpose(-2, -1) @ v) / (q @ k.sum(-2).unsqueeze(-1))
         return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class UnusedNorm(Base):
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.norm = nn.LayerNorm(d_model)
+
+
+class Squeezes(Base):
+    """Loses a dimension where there is one query."""
+
+    def forward(self, query, key, value):
+        return super().forward(query, key, value).squeeze(1)
+
+
+class InputSliced(nn.Module):
+    """A well-known mistake: the input is cut into heads, and one small layer for each role serves them all."""
+
+    def __init__(self, embed_size, heads):
+        super().__init__()
+        self.h = heads
+        self.values = nn.Linear(embed_size // heads, embed_size // heads, bias=False)
+        self.keys = nn.Linear(embed_size // heads, embed_size // heads, bias=False)
+        self.queries = nn.Linear(embed_size // heads, embed_size // heads, bias=False)
+        self.fc_out = nn.Linear(embed_size, embed_size)
+
+    def forward(self, values, keys, query, mask):
+        q, k, v = self.queries(heads(query, self.h)), self.keys(heads(keys, self.h)), self.values(heads(values, self.h))
+        return self.fc_out(core(q, k, v, mask))
+
+
+class Grouped(Base):
+    """Five query heads share one key and one value head."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.k_proj = nn.Linear(d_model, d_model // num_heads)
+        self.v_proj = nn.Linear(d_model, d_model // num_heads)
+
+    def forward(self, query, key, value, mask=None):
+        q, k, v = heads(self.q_proj(query), self.h), heads(self.k_proj(key), 1), heads(self.v_proj(value), 1)
+        return self.o_proj(core(q, k.expand(-1, self.h, -1, -1), v.expand(-1, self.h, -1, -1), mask))
+
+
+class EqualLengths(Base):
+    """Takes the key's length for the query's."""
+
+    def forward(self, query, key, value):
+        k = self.k_proj(key).view(query.size(0), query.size(1), self.h, -1).transpose(1, 2)
+        q, v = heads(self.q_proj(query), self.h), heads(self.v_proj(value), self.h)
+        return self.o_proj(core(q, k, v))
+
+
+class OwnDevice(Base):
+    """A scale that is a tensor of its own, in single precision."""
+
+    def __init__(self, hid_dim, n_heads, dropout, device):
+        super().__init__(hid_dim, n_heads)
+        self.scale = torch.sqrt(torch.FloatTensor([hid_dim // n_heads])).to(device)
+
+    def forward(self, query, key, value):
+        q, k, v = heads(self.q_proj(query), self.h), heads(self.k_proj(key), self.h), heads(self.v_proj(value), self.h)
+        return self.o_proj((((q @ k.transpose(-2, -1)) / self.scale).softmax(-1) @ v).transpose(1, 2).flatten(2))
