@@ -6,6 +6,7 @@ key, where only the value path matters; then several keys, where the scores do; 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,10 @@ class Hypothesis:
     def weights(self, module: nn.Module, sizes: Sizes) -> dict[str, Tensor]:
         """The canonical weights, as far as their places are known."""
         tensors = {name: parameter.detach() for name, parameter in module.named_parameters()}
-        return {name: cell.read(name.split(".")[0], tensors, sizes) for name, cell in self.cells.items()}
+        return {name: cell.read(name, tensors, sizes) for name, cell in self.cells.items()}
+
+    def scored(self, query: Cell, key: Cell) -> "Hypothesis":
+        return replace(self, cells=self.cells | {"query.weight": query, "key.weight": key})
 
     def faulty(self, fault: Fault) -> "Hypothesis":
         return replace(self, formula=fault.applied_to(self.formula), faults=(*self.faults, fault))
@@ -78,6 +82,7 @@ class MappingSearch:
         self.generator = torch.Generator().manual_seed(0)
         self.groups = Groups.of(module, sizes)
         self.prints = False
+        self.already_read: dict[tuple[str, Cell], Tensor] = {}
         self.doubt = "the scores: with several keys no known formula reproduces the output"
         self.unequal_lengths_failed: UserCodeError | None = None
 
@@ -98,12 +103,23 @@ class MappingSearch:
             raise UserCodeError(f"calling it gave {type(out).__name__} instead of a tensor")
         return out
 
+    def _read(self, name: str, cell: Cell) -> Tensor:
+        """A canonical tensor, read once for each drawing."""
+        if (name, cell) not in self.already_read:
+            tensors = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
+            self.already_read[name, cell] = cell.read(name, tensors, self.sizes)
+        return self.already_read[name, cell]
+
+    def _redraw(self, biases: bool) -> None:
+        redraw(self.module, self.sizes, self.generator, biases)
+        self.already_read.clear()
+
     def _agrees(self, hypothesis: Hypothesis, inputs: tuple[Tensor, Tensor, Tensor], out: Tensor) -> bool:
         if not hypothesis.formula.fits(inputs[0].size(1), inputs[1].size(1)):
             return False
         # With one key, any weights stand for the query's and the key's.
         stand_in = {f"{role}.weight": hypothesis.cells["value.weight"] for role in ("query", "key")}
-        weights = replace(hypothesis, cells=stand_in | hypothesis.cells).weights(self.module, self.sizes)
+        weights = {name: self._read(name, cell) for name, cell in (stand_in | hypothesis.cells).items()}
         expected, rows = evaluate(hypothesis.formula, weights, *inputs, norm=hypothesis.norm)
         return agree(out, expected, rows)
 
@@ -113,13 +129,13 @@ class MappingSearch:
         Raises:
             Unexplained: no hypothesis reproduces the output.
         """
-        redraw(self.module, self.sizes, self.generator, biases=False)
+        self._redraw(biases=False)
         # After the reference's readings the faulty ones: shared by all heads, or fed a slice of the input.
         kinds = (("hkd", False), ("kd", False), ("hkd", True), ("kd", True))
         places = [cell for letters, sliced in kinds for cell in cells(self.groups, letters, sliced=sliced)]
         self.places = [cell for cell in places if not self.groups.is_vector(cell.parameter)]
         found = self._scores(list(self._value_path()))
-        redraw(self.module, self.sizes, self.generator, biases=True)
+        self._redraw(biases=True)
         return self._biases(found)
 
     # One key: out = W_o W_v value.
@@ -149,12 +165,12 @@ class MappingSearch:
         H, D = self.sizes.num_heads, self.sizes.d_model
         inputs = self.inputs(D + 4, 1, 1)
         out = self.run(inputs, self.neutrals[0])
-        product = torch.linalg.lstsq(inputs[2][:, 0], out[:, 0]).solution.T  # (D, D)
+        solved = torch.linalg.lstsq(inputs[2][:, 0], out[:, 0]).solution.T  # (D, D)
         for start in starts:
             if not all("h" in cell.axes for cell in start.cells.values()):
                 continue
             weights = start.weights(self.module, self.sizes)
-            met = torch.linalg.solve(weights["output.weight"].flatten(1), product)
+            met = torch.linalg.solve(weights["output.weight"].flatten(1), solved)
             rows, own = met.reshape(H, -1), weights["value.weight"].flatten(1)
             nearest = tuple(torch.cdist(rows, own).argmin(1).tolist())
             reordered = replace(start.cells["output.weight"], heads=nearest)
@@ -213,15 +229,12 @@ class MappingSearch:
 
     def _scores(self, starts: list[Hypothesis]) -> Hypothesis:
         answers = self._outputs()
-        complete = [
-            replace(start, cells=start.cells | {"query.weight": query, "key.weight": key})
+        exact = [
+            start.scored(*pair)
             for start in starts
-            for query in self.places
-            for key in self.places
-            if "output.weight" not in start.cells
-            or start.cells["output.weight"].parameter not in (query.parameter, key.parameter)
+            for pair in self._pairs(start)
+            if bijective((*pair, *start.cells.values()))
         ]
-        exact = [h for h in complete if bijective(h.cells.values())]
         # Two faults of one stage are not looked for, and faults presume that the roles are stored alike.
         faults = [fault for fault in FAULTS if fault.stage == "scores" and fault.code != "causal_ignored"]
         early = [h for h in exact if _scores_fault(h)]
@@ -229,11 +242,22 @@ class MappingSearch:
         found = (
             self._first(answers, [h for h in early if _alike(h)] + late)
             or self._first(answers, [h for h in late if _alike(h)], faults)
-            or self._first(answers, [h.faulty(_tied(h.cells)) for h in complete if _alike(h) and not _scores_fault(h)])
+            or self._first(answers, [h.faulty(_tied(h.cells)) for h in self._tied(starts)])
         )
         if found is None:
             raise Unexplained(self.doubt)
         return found
+
+    def _pairs(self, start: Hypothesis) -> Iterator[tuple[Cell, Cell]]:
+        """Places for query and key beside the output projection's."""
+        taken = start.cells["output.weight"].parameter if "output.weight" in start.cells else ""
+        places = [place for place in self.places if place.parameter != taken]
+        return product(places, places)
+
+    def _tied(self, starts: list[Hypothesis]) -> list[Hypothesis]:
+        """Mappings that are no bijection."""
+        scored = [start.scored(*pair) for start in starts if not _scores_fault(start) for pair in self._pairs(start)]
+        return [hypothesis for hypothesis in scored if _alike(hypothesis)]
 
     def _first(
         self,

@@ -99,8 +99,9 @@ class Cell:
     heads: tuple[int, ...] = ()
     sliced: bool = False
 
-    def read(self, role: str, tensors: dict[str, Tensor], sizes: Sizes) -> Tensor:
-        """The canonical tensor; a reading without heads serves all of them (as output: the first alone)."""
+    def read(self, name: str, tensors: dict[str, Tensor], sizes: Sizes) -> Tensor:
+        """The canonical tensor of this name; without heads it serves all of them (as output: the first alone)."""
+        role = name.split(".")[0]
         roles = tuple(role if index == self.index else f"other {index}" for index in range(self.count))
         layout = Layout(self.parameter, self.axes, roles, self.heads)
         H, K = sizes.num_heads, sizes.head_dim
