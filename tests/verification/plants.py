@@ -71,6 +71,7 @@ FUSED = (
     Plant("value_reads_key", "self.w_v(v)", "self.w_v(key)"),
     Plant("heads_share_weights", f"self.w_k(k){FUSED_SPLIT}", f"self.w_k(k){FUSED_SPLIT}[:, :1].expand(-1, self.h, -1, -1)"),
     Plant("heads_share_weights", "self.w_v = nn.Linear(d_model, d_model)", "self.w_v = nn.Linear(d_model, self.d_k)", also=("self.w_v(v)", "self.w_v(v).repeat(1, 1, self.h)")),
+    Plant("heads_share_weights", FUSED_SPLIT, FUSED_SPLIT + "[:, :1].expand(-1, self.h, -1, -1)"),
     Plant("heads_averaged", "x = x.transpose", "x = x.mean(1, keepdim=True).expand_as(x).transpose"),
     Plant("attention_averaged", "x = torch.matmul(p, v)", "x = torch.matmul(p.mean(1, keepdim=True), v)"),
     Plant("dropout_in_eval", "self.dropout(F.softmax(scores, dim=-1))", "F.dropout(F.softmax(scores, dim=-1), self.dropout.p)"),

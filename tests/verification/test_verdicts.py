@@ -93,6 +93,7 @@ def test_torch_itself_is_certified(batch_first: bool, bias: bool) -> None:
         ("BooleanOnly", "True hides"),
         ("Prints", "it prints"),
         ("OwnDevice", None),
+        ("CopiesConfig", None),
     ],
 )
 def test_no_false_alarm(odd: ModuleType, name: str, remark: str | None) -> None:

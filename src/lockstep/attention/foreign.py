@@ -13,6 +13,9 @@ class Settings(dict[str, Any]):
     """A configuration object whose entries are attributes as well."""
 
     def __getattr__(self, name: str) -> Any:
+        # What copy and pickle look for is no entry.
+        if name.startswith("__"):
+            raise AttributeError(name)
         try:
             return self[name]
         except KeyError:

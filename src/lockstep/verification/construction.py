@@ -62,10 +62,9 @@ class _Recording(Settings):
 
     def __init__(self, sizes: Sizes, given: Mapping[str, Any]) -> None:
         super().__init__(resolve(given, sizes.values()))
-        self._answered: dict[str, Any]
-        object.__setattr__(self, "_answered", dict(given))
-        object.__setattr__(self, "_values", sizes.values())
-        object.__setattr__(self, "_unknown", [])
+        self._answered = dict(given)
+        self._values = sizes.values()
+        self._unknown: list[str] = []
 
     def __missing__(self, name: str) -> Any:
         word = _word(name)
@@ -111,17 +110,16 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
         actual[name] = resolve({name: value}, sizes.values())[name]
     recordings: dict[str, _Recording] = {}
     for name, parameter in parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or (
-            name in given and name not in _CONFIGS
-        ):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         word = _word(name)
-        # A flag or a number with a default is set only where its name says what it means.
-        if word is not None and not (word in ("bias", "dropout") and isinstance(parameter.default, str)):
-            arguments[name], actual[name] = word, sizes.values().get(word, word)
-        elif name in _CONFIGS and isinstance(given.get(name, {}), Mapping):
+        if name in _CONFIGS and isinstance(given.get(name, {}), Mapping):
             actual[name] = recordings[name] = _Recording(sizes, given.get(name, {}))
-        elif parameter.default is parameter.empty and name not in given:
+        elif name in given:
+            continue
+        elif word is not None:
+            arguments[name], actual[name] = word, sizes.values().get(word, word)
+        elif parameter.default is parameter.empty:
             raise CannotTell(
                 f"the constructor argument {name!r} of {cls.__name__} cannot be guessed from its name; "
                 f"settle it with arguments.{name}=..."

@@ -77,7 +77,10 @@ class Fault:
     needs: tuple[str, ...] = ()
 
     def applied_to(self, formula: Formula) -> Formula:
-        return replace(formula, **dict(self.changes))
+        changes = dict(self.changes)
+        if "shared" in changes:  # by the value, found at one stage, and by the query, found at another
+            changes["shared"] += formula.shared
+        return replace(formula, **changes)
 
 
 def _fault(code: str, sentence: str, stage: str, *needs: str, **changes: Any) -> Fault:

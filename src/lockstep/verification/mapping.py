@@ -5,64 +5,22 @@ key, where only the value path matters; then several keys, where the scores do; 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.attention.contract import INPUT_ROLES
 from lockstep.attention.conventions import Conventions, MaskForm
-from lockstep.attention.layout import Layout
 from lockstep.verification.construction import Sizes
-from lockstep.verification.formula import FAULTS, Fault, Formula, Norm, evaluate, plain_norm
+from lockstep.verification.formula import FAULTS, Fault, Norm, evaluate, plain_norm
+from lockstep.verification.hypotheses import Hypothesis, agree, has_scores_fault, stored_alike, tied
 from lockstep.verification.user_code import UserCodeError, user_code
-from lockstep.verification.weights import Cell, Groups, bijective, cells, layouts, norms, redraw
-
-AGREES = 1e-6
-"""Relative error below which a hypothesis is taken: far above rounding, far below the wrong hypotheses' distance."""
+from lockstep.verification.weights import Cell, Groups, bijective, cells, norms, redraw
 
 
 class Unexplained(Exception):
     """No hypothesis reproduces the output; says at which stage."""
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """What is known so far."""
-
-    cells: dict[str, Cell] = field(default_factory=dict)
-    formula: Formula = field(default_factory=Formula)
-    faults: tuple[Fault, ...] = ()
-    norm: Norm = plain_norm
-
-    def layouts(self) -> list[Layout]:
-        """Weights, then biases."""
-        kinds = ("weight", "bias")
-        chosen = [{n.split(".")[0]: c for n, c in self.cells.items() if n.endswith(kind)} for kind in kinds]
-        order = (*INPUT_ROLES, "output")
-        return [
-            layout for of_kind in chosen for layout in sorted(layouts(of_kind), key=lambda x: order.index(x.roles[0]))
-        ]
-
-    def weights(self, module: nn.Module, sizes: Sizes) -> dict[str, Tensor]:
-        """The canonical weights, as far as their places are known."""
-        tensors = {name: parameter.detach() for name, parameter in module.named_parameters()}
-        return {name: cell.read(name, tensors, sizes) for name, cell in self.cells.items()}
-
-    def scored(self, query: Cell, key: Cell) -> "Hypothesis":
-        return replace(self, cells=self.cells | {"query.weight": query, "key.weight": key})
-
-    def faulty(self, fault: Fault) -> "Hypothesis":
-        return replace(self, formula=fault.applied_to(self.formula), faults=(*self.faults, fault))
-
-
-def agree(found: Tensor, expected: Tensor, rows: Tensor) -> bool:
-    """Whether the judged rows of two outputs (B, T_q, D) agree."""
-    if found.shape != expected.shape:
-        return False
-    difference = (found - expected)[rows]
-    return difference.numel() > 0 and bool(difference.abs().max() <= AGREES * expected[rows].abs().max())
 
 
 class MappingSearch:
@@ -237,12 +195,12 @@ class MappingSearch:
         ]
         # Two faults of one stage are not looked for, and faults presume that the roles are stored alike.
         faults = [fault for fault in FAULTS if fault.stage == "scores" and fault.code != "causal_ignored"]
-        early = [h for h in exact if _scores_fault(h)]
-        late = [h for h in exact if not _scores_fault(h)]
+        early = [h for h in exact if has_scores_fault(h)]
+        late = [h for h in exact if not has_scores_fault(h)]
         found = (
-            self._first(answers, [h for h in early if _alike(h)] + late)
-            or self._first(answers, [h for h in late if _alike(h)], faults)
-            or self._first(answers, [h.faulty(_tied(h.cells)) for h in self._tied(starts)])
+            self._first(answers, [h for h in early if stored_alike(h)] + late)
+            or self._first(answers, [h for h in late if stored_alike(h)], faults)
+            or self._first(answers, [h.faulty(tied(h.cells)) for h in self._tied(starts)])
         )
         if found is None:
             raise Unexplained(self.doubt)
@@ -256,8 +214,8 @@ class MappingSearch:
 
     def _tied(self, starts: list[Hypothesis]) -> list[Hypothesis]:
         """Mappings that are no bijection."""
-        scored = [start.scored(*pair) for start in starts if not _scores_fault(start) for pair in self._pairs(start)]
-        return [hypothesis for hypothesis in scored if _alike(hypothesis)]
+        scored = [start.scored(*pair) for start in starts if not has_scores_fault(start) for pair in self._pairs(start)]
+        return [hypothesis for hypothesis in scored if stored_alike(hypothesis)]
 
     def _first(
         self,
@@ -335,24 +293,3 @@ class MappingSearch:
                 if free and bijective(biases) and self._agrees(complete, *several):
                     return complete
         return found
-
-
-def _scores_fault(hypothesis: Hypothesis) -> bool:
-    return any(fault.stage == "scores" for fault in hypothesis.faults)
-
-
-def _alike(hypothesis: Hypothesis) -> bool:
-    """Whether query, key and value are read in one way; a value that all heads share may differ."""
-    value, query, key = (hypothesis.cells[f"{role}.weight"].axes for role in ("value", "query", "key"))
-    return query == key and ("h" not in value or value == query)
-
-
-def _tied(chosen: dict[str, Cell]) -> Fault:
-    """Roles that are read from one place."""
-    places: dict[Cell, list[str]] = {}
-    for role in INPUT_ROLES:
-        places.setdefault(chosen[f"{role}.weight"], []).append(role)
-    shared = "; ".join(" and ".join(roles) for roles in places.values() if len(roles) > 1) or "some roles"
-    return Fault(
-        "tied_weights", f"{shared} share one parameter: it is the reference only at tied weights", (), "scores"
-    )

@@ -9,7 +9,7 @@ from torch import Tensor
 from lockstep.attention.conventions import MASK_SHAPES, MEANINGS, MaskForm
 from lockstep.verification.calling import CAUSAL_ARGUMENTS, mask_arguments
 from lockstep.verification.formula import FAULTS, Fault, Formula, evaluate
-from lockstep.verification.mapping import Hypothesis, agree
+from lockstep.verification.hypotheses import Hypothesis, agree
 from lockstep.verification.subject import Inputs, Situation, Subject
 from lockstep.verification.user_code import CannotTell, UserCodeError
 

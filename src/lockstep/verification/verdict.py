@@ -18,7 +18,8 @@ from lockstep.verification.certificate import Certificate, Finding
 from lockstep.verification.checks import FLOAT32, Check, judged_checks
 from lockstep.verification.construction import construct, set_dropout, sizes_of
 from lockstep.verification.formula import CORE
-from lockstep.verification.mapping import Hypothesis, MappingSearch, Unexplained
+from lockstep.verification.hypotheses import Hypothesis
+from lockstep.verification.mapping import MappingSearch, Unexplained
 from lockstep.verification.masks import find_masks
 from lockstep.verification.reported import reported
 from lockstep.verification.subject import Situation, Subject, situations

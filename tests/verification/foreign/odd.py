@@ -1,5 +1,6 @@
 """Right classes of less common make, and classes that misbehave."""
 
+import copy
 import time
 
 import torch
@@ -330,3 +331,12 @@ class OwnDevice(Base):
     def forward(self, query, key, value):
         q, k, v = heads(self.q_proj(query), self.h), heads(self.k_proj(key), self.h), heads(self.v_proj(value), self.h)
         return self.o_proj((((q @ k.transpose(-2, -1)) / self.scale).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class CopiesConfig(Base):
+    """Keeps its own copy of the configuration, and asks whether it has an entry."""
+
+    def __init__(self, config):
+        config = copy.deepcopy(config)
+        super().__init__(config.hidden_size, config.num_attention_heads, bias=not hasattr(config, "flavour"))
+        self.config = config
