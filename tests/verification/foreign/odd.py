@@ -340,3 +340,15 @@ class CopiesConfig(Base):
         config = copy.deepcopy(config)
         super().__init__(config.hidden_size, config.num_attention_heads, bias=not hasattr(config, "flavour"))
         self.config = config
+
+
+class ScaledInEval(Base):
+    """Dropout as it once was: weights are scaled down in eval instead of up in training."""
+
+    def __init__(self, d_model, num_heads, dropout=0.1):
+        super().__init__(d_model, num_heads)
+        self.dropout = dropout
+
+    def forward(self, query, key, value):
+        out = super().forward(query, key, value)
+        return out if self.training else out * (1 - self.dropout)
