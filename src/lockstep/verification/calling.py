@@ -1,0 +1,146 @@
+"""Second stage: how ``forward`` is called, by the names of its arguments, then by what it does."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.attention.conventions import MASK_SHAPES, Conventions, MaskForm
+from lockstep.verification.construction import Sizes
+from lockstep.verification.user_code import CannotTell, UserCodeError, user_code
+
+_ROLES = {
+    "query": {"q", "query", "queries", "xq", "qs"},
+    "key": {"k", "key", "keys", "xk", "ks"},
+    "value": {"v", "value", "values", "xv", "vs"},
+}
+_X = {"x", "input", "inputs", "hidden_states", "src", "embeddings", "tensor", "inp", "emb", "embs", "xs", "seq", "h"}
+_CONTEXT = {"context", "memory", "encoder_hidden_states", "y", "enc", "kv", "source", "cond", "key_value_states",
+            "encoder_output", "encoder_outputs", "enc_out", "x_kv", "ctx", "enc_output", "other"}  # fmt: skip
+CAUSAL_ARGUMENTS = {"is_causal", "causal", "use_causal_mask", "use_causal", "apply_causal_mask", "masked"}
+OPTIONS = ("inputs", "layout", "mask", "mask_shape", "num_heads")
+"""What ``conventions`` may state."""
+
+
+def _role(name: str) -> str | None:
+    parts = set(name.lower().split("_"))
+    if any("mask" in part or part in ("pos", "bias", "cache", "past") for part in parts) or name.lower() in _CONTEXT:
+        return None
+    roles = [role for role, names in _ROLES.items() if parts & names]
+    return roles[0] if len(roles) == 1 else None
+
+
+def _inputs(module: nn.Module, stated: Mapping[str, str] | None) -> dict[str, str]:
+    """Argument name -> role."""
+    parameters = inspect.signature(module.forward).parameters
+    if stated is not None:
+        unknown = [name for name in stated if name not in parameters]
+        if unknown:
+            raise CannotTell(f"conventions.inputs names {unknown[0]!r}, but forward takes ({', '.join(parameters)})")
+        return dict(stated)
+    named = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    roles: dict[str, str] = {}
+    for name in named:
+        role = _role(name)
+        if role is not None and role not in roles.values():
+            roles[name] = role
+    if set(roles.values()) == set(_ROLES):
+        return roles
+    contexts = [name for name in named if name.lower() in _CONTEXT]
+    if named and contexts and named[0] != contexts[0]:
+        return {named[0]: "query", contexts[0]: "key"}
+    required = [name for name in named if parameters[name].default is inspect.Parameter.empty]
+    tensors = [name for name in required if "mask" not in name.lower()]
+    if len(tensors) == 1 or (named and named[0].lower() in _X and tensors[:1] == named[:1] and len(tensors) < 2):
+        return {tensors[0]: "query"}
+    raise CannotTell(
+        f"which of forward({', '.join(parameters)}) are query, key and value cannot be told from their names; "
+        "settle it with conventions.inputs={NAME: query, NAME: key, NAME: value}, or {NAME: query} for a single x"
+    )
+
+
+def mask_arguments(module: nn.Module) -> list[str]:
+    """The arguments of ``forward`` that take masks, by name."""
+    return [
+        name
+        for name in inspect.signature(module.forward).parameters
+        if "mask" in name.lower() and name.lower() not in CAUSAL_ARGUMENTS
+    ]
+
+
+def _output_index(out: Any, shape: tuple[int, ...]) -> int | None:
+    if isinstance(out, Tensor):
+        if out.shape != shape:
+            raise CannotTell(f"it returned shape {tuple(out.shape)} for inputs that call for {shape}")
+        return None
+    if isinstance(out, tuple | list):
+        for index, item in enumerate(out):
+            if isinstance(item, Tensor) and item.shape == shape:
+                return index
+        found = [tuple(item.shape) if isinstance(item, Tensor) else type(item).__name__ for item in out]
+        raise CannotTell(f"it returned {found}, none of them of the shape {shape} that its inputs call for")
+    raise CannotTell(f"it returned {type(out).__name__}, neither a tensor nor a tuple of tensors")
+
+
+def neutral_forms(module: nn.Module, meaning: str | None) -> list[MaskForm | None]:
+    """Ways to pass no mask: none at all, or all visible in some form; the caller finds those that work."""
+    parameters = inspect.signature(module.forward).parameters
+    required = [n for n in mask_arguments(module) if parameters[n].default is inspect.Parameter.empty]
+    if not required:
+        return [None]
+    meanings = (meaning,) if meaning else ("zero_blocks", "true_attends", "additive", "true_blocks")
+    forms = [MaskForm(required[0], m, shape) for m in meanings for shape in MASK_SHAPES]
+    return [MaskForm(required[0], "none", ""), *forms]
+
+
+def find_call(module: nn.Module, sizes: Sizes, stated: Mapping[str, Any]) -> tuple[Conventions, list[MaskForm | None]]:
+    """How to call the module, and the ways to say "no mask" that it accepts.
+
+    Raises:
+        CannotTell: names or shapes do not say; the message names the option that does.
+        UserCodeError: every way to call it failed.
+    """
+    conventions = Conventions(inputs=_inputs(module, stated.get("inputs")))
+    B, T, D = 2, 7, sizes.d_model
+    x = torch.randn(B, T, D, dtype=torch.float64)
+    finite: list[MaskForm | None] = []
+    working: list[MaskForm | None] = []
+    failure: UserCodeError | None = None
+    out: Any = None
+    for form in neutral_forms(module, stated.get("mask")):
+        try:
+            with user_code("calling it"), torch.no_grad():
+                out = replace(conventions, neutral=form).call(module, sizes.num_heads, x, x, x)
+            working.append(form)
+            first = out[0] if isinstance(out, tuple | list) and out else out
+            if isinstance(first, Tensor) and first.isfinite().all():
+                finite.append(form)
+        except UserCodeError as error:
+            failure = failure or error
+    if not working:
+        assert failure is not None
+        raise failure
+    conventions = replace(conventions, output=_output_index(out, (B, T, D)))
+    layout = stated.get("layout")
+    if layout not in (None, "batch_first", "time_first"):
+        raise CannotTell(f"conventions.layout={layout!r}: batch_first or time_first")
+    time_first = (
+        layout == "time_first" if layout else _mixes_first_axis(module, sizes, conventions, (finite or working)[0])
+    )
+    # All visible in one form is all hidden in another, which may be NaN.
+    return replace(conventions, time_first=time_first), finite or working
+
+
+def _mixes_first_axis(module: nn.Module, sizes: Sizes, conventions: Conventions, neutral: MaskForm | None) -> bool:
+    """Whether entries along the first axis see each other, and those along the second do not: time comes first."""
+    x = torch.randn(3, 3, sizes.d_model, dtype=torch.float64)
+    changed = x.clone()
+    changed[0, 0] += 1
+    call = replace(conventions, neutral=neutral).call
+    with user_code("calling it"), torch.no_grad():
+        difference = call(module, sizes.num_heads, x, x, x) - call(module, sizes.num_heads, changed, changed, changed)
+    moved = difference.abs().amax(-1) > 1e-9  # (3, 3)
+    return bool(moved[1:, 0].any()) and not bool(moved[0, 1:].any())

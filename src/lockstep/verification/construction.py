@@ -1,0 +1,201 @@
+"""First stage: sizes, and the constructor arguments that give a class these sizes, found by the names they bear."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from torch import nn
+
+from lockstep.attention.foreign import Settings, resolve
+from lockstep.verification.user_code import CannotTell
+
+_NAMES = {
+    "d_model": "d_model embed_dim embed_size embedding_dim embedding_size emb_dim emb_size embed emb hidden_size "
+    "hidden_dim hid_dim d_hidden hidden dim dims n_embd n_embed d_embed model_dim dim_model model_size n_state n_feat "
+    "num_hiddens n_hidden d_in d_out dim_in dim_out in_dim out_dim input_dim output_dim in_features out_features "
+    "query_dim d units channels width size",
+    "num_heads": "num_heads n_heads n_head nhead nheads heads head h num_head head_num heads_num heads_count "
+    "num_attention_heads n_attention_heads attention_heads encoder_attention_heads",
+    "head_dim": "head_dim head_size dim_head d_head d_k d_v d_q depth dim_k dim_v attention_head_size",
+    "bias": "bias use_bias qkv_bias attention_bias",
+    "dropout": "dropout dropout_rate dropout_prob dropout_p drop_prob drop_rate p_dropout attn_dropout attn_drop "
+    "attn_pdrop attention_dropout resid_dropout resid_pdrop residual_dropout proj_drop attn_dropout_rate embd_pdrop "
+    "attention_probs_dropout_prob hidden_dropout_prob dropout_ratio drop p",
+}
+_SYMBOL = {name: symbol for symbol, names in _NAMES.items() for name in names.split()}
+_LENGTHS = (
+    "block_size context_length context_size max_len max_length max_seq_len max_seq_length seq_len seq_length n_ctx "
+    "n_positions max_position_embeddings maxlen window_size num_positions ctx_len"
+)
+LENGTH = 256
+_CONFIGS = {"config", "cfg", "conf", "args", "configuration", "hparams", "params", "model_args", "opt"}
+
+D_MODEL, NUM_HEADS = 80, 5
+"""Sizes where the class leaves them open: with B = 2, T_q = 7, T_k = 11 and head_dim = 16 no two are the same, and
+the root of head_dim is exact, so that a scale kept in single precision is no difference."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    d_model: int
+    num_heads: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.num_heads
+
+    def values(self, bias: bool = True, dropout: float = 0.0) -> dict[str, Any]:
+        """The words a constructor argument may be given as, and what they stand for."""
+        return {
+            "d_model": self.d_model,
+            "num_heads": self.num_heads,
+            "head_dim": self.head_dim,
+            "bias": bias,
+            "dropout": dropout,
+        }
+
+
+class _Recording(Settings):
+    """A configuration object that answers by the names it is asked for, and keeps what it answered."""
+
+    def __init__(self, sizes: Sizes, given: Mapping[str, Any]) -> None:
+        super().__init__(resolve(given, sizes.values()))
+        self._answered = dict(given)
+        self._values = sizes.values()
+        self._unknown: list[str] = []
+
+    def __missing__(self, name: str) -> Any:
+        word = _word(name)
+        if word is None:
+            self._unknown.append(name)
+            raise KeyError(name)
+        self._answered[name] = word
+        self[name] = self._values.get(word, word)
+        return self[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+
+def _word(name: str) -> Any:
+    """What to give for a constructor argument of this name, or None."""
+    if name.lower() in _LENGTHS.split():
+        return LENGTH
+    return "cpu" if name.lower() == "device" else _SYMBOL.get(name.lower())
+
+
+def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tuple[nn.Module, dict[str, Any], Sizes]:
+    """An instance, the arguments that made it (as words where they depend on sizes), and its sizes.
+
+    Raises:
+        CannotTell: an argument cannot be guessed.
+    """
+    parameters = inspect.signature(cls).parameters
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name in given:
+        if name not in parameters and not open_ended:
+            nearest = get_close_matches(name, parameters, 1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; it has {', '.join(parameters) or 'none'}"
+            raise CannotTell(f"{cls.__name__} has no constructor argument {name!r}{hint}")
+    sizes = _stated_sizes(given, num_heads)
+    arguments: dict[str, Any] = {}
+    actual: dict[str, Any] = {}
+    for name, value in given.items():
+        arguments[name] = _as_word(name, value, sizes)
+        actual[name] = resolve({name: value}, sizes.values())[name]
+    recordings: dict[str, _Recording] = {}
+    for name, parameter in parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        word = _word(name)
+        if name in _CONFIGS and isinstance(given.get(name, {}), Mapping):
+            actual[name] = recordings[name] = _Recording(sizes, given.get(name, {}))
+        elif name in given:
+            continue
+        elif word is not None:
+            arguments[name], actual[name] = word, sizes.values().get(word, word)
+        elif parameter.default is parameter.empty:
+            raise CannotTell(
+                f"the constructor argument {name!r} of {cls.__name__} cannot be guessed from its name; "
+                f"settle it with arguments.{name}=..."
+            )
+    try:
+        module = cls(**actual)
+    except (KeyError, AttributeError):
+        unknown = [f"{name}.{asked}" for name, r in recordings.items() for asked in r._unknown]
+        if not unknown:
+            raise
+        raise CannotTell(
+            f"{cls.__name__} asks its configuration for {unknown[-1]!r}, which cannot be guessed from its name; "
+            f"settle it with arguments.{unknown[-1]}=..."
+        ) from None
+    if not isinstance(module, nn.Module):
+        raise CannotTell(f"{cls.__name__} is not a torch.nn.Module")
+    for name, recording in recordings.items():
+        arguments[name] = recording._answered
+    return module, arguments, sizes
+
+
+def _stated_sizes(given: Mapping[str, Any], num_heads: int | None) -> Sizes:
+    """The sizes stated among the arguments, ours for those that are not."""
+    flat = {**given, **{k: v for c in given.values() if isinstance(c, Mapping) for k, v in c.items()}}
+    stated = {_word(name): value for name, value in flat.items() if isinstance(value, int)}
+    heads = num_heads or stated.get("num_heads") or NUM_HEADS
+    d_model = stated.get("d_model") or heads * stated.get("head_dim", D_MODEL // NUM_HEADS)
+    return _checked(d_model, heads)
+
+
+def sizes_of(module: nn.Module, num_heads: int | None) -> Sizes:
+    """The sizes of a module that is already constructed, by the names of its attributes.
+
+    Raises:
+        CannotTell: it has no such attribute.
+    """
+    found: dict[str, int] = {}
+    for name, value in vars(module).items():
+        word = _SYMBOL.get(name.lower())
+        if isinstance(value, int) and not isinstance(value, bool) and word is not None:
+            found.setdefault(word, value)
+    heads = num_heads or found.get("num_heads")
+    if heads is None:
+        raise CannotTell("the module does not say how many heads it has; settle it with conventions.num_heads=...")
+    d_model = found.get("d_model") or heads * found.get("head_dim", 0)
+    if not d_model:
+        raise CannotTell("the module does not say how wide it is; pass its class, with arguments.<width>=...")
+    return _checked(d_model, heads)
+
+
+def _checked(d_model: int, num_heads: int) -> Sizes:
+    if d_model % num_heads:
+        raise CannotTell(f"the width {d_model} is not divisible by {num_heads} heads; state both by arguments")
+    if d_model // num_heads < 4:
+        raise CannotTell(f"a head dimension of {d_model // num_heads} is too small to tell weights from biases")
+    return Sizes(d_model, num_heads)
+
+
+def _as_word(name: str, value: Any, sizes: Sizes) -> Any:
+    """A stated size as the word it stands for, so that the saved class can take other sizes."""
+    if isinstance(value, Mapping):
+        return {key: _as_word(key, entry, sizes) for key, entry in value.items()}
+    word = _SYMBOL.get(name.lower())
+    if word in ("d_model", "num_heads", "head_dim") and value == sizes.values()[word]:
+        return word
+    return value
+
+
+def set_dropout(module: nn.Module, p: float) -> int:
+    """Set every dropout probability, of layers and of attributes named as such; returns how many there are."""
+    count = 0
+    for part in module.modules():
+        for name, value in list(vars(part).items()):
+            is_layer = isinstance(part, nn.modules.dropout._DropoutNd) or "Dropout" in type(part).__name__
+            named = _SYMBOL.get(name.lower()) == "dropout" and (name != "p" or is_layer)
+            if named and isinstance(value, float | int) and not isinstance(value, bool):
+                setattr(part, name, p)
+                count += 1
+    return count

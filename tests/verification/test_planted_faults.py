@@ -1,0 +1,19 @@
+"""Every single fault, planted into user files by changing their text, is named and never certified."""
+
+from pathlib import Path
+
+import pytest
+from plants import CLASSES, PLANTS, Plant, planted
+
+import lockstep
+
+CASES = [(name, plant) for name, plants in PLANTS.items() for plant in plants]
+
+
+@pytest.mark.parametrize(("name", "plant"), CASES, ids=lambda x: x if isinstance(x, str) else f"{x.code}: {x.new[:40]}")
+def test_a_planted_fault_is_named(name: str, plant: Plant, tmp_path: Path) -> None:
+    source = (Path(__file__).parent / "foreign" / f"{name}.py").read_text()
+    (tmp_path / "planted.py").write_text(planted(source, plant))
+    certificate = lockstep.verify(f"{tmp_path}/planted.py:{CLASSES[name]}", conventions=plant.conventions)
+    assert certificate.verdict != "equivalent"
+    assert plant.code in {finding.code for finding in certificate.findings}, certificate.table()
