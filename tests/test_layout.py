@@ -9,6 +9,7 @@ MAY_IMPORT = {
     "transformer": {"attention", "transformer"},
     "data": {"data"},
     "training": {"attention", "transformer", "data", "training"},
+    "verification": {"attention", "verification"},
     "observe": {"attention", "transformer", "data", "training", "observe"},
 }
 VARIANTS = {"per_head", "fused", "packed", "einsum", "sdpa", "torch_mha", "shared_heads"}
@@ -33,7 +34,7 @@ def test_imports_run_one_way():
 def test_attention_and_transformer_need_only_torch():
     import sys
 
-    for package in ("attention", "transformer"):
+    for package in ("attention", "transformer", "verification"):
         for path in (SOURCE / package).glob("*.py"):
             for name in imports(path):
                 root = name.split(".")[0]
