@@ -1,5 +1,6 @@
 """Tokenizers (Hugging Face ``tokenizers``), the four special tokens, and texts to token ids."""
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,10 @@ class Tokenizers:
     @property
     def joint(self) -> bool:
         return self.source is self.target
+
+    def fingerprint(self) -> str:
+        """SHA-256 of both: weights fit these token ids and no others."""
+        return hashlib.sha256("\n".join(side.to_str() for side in (self.source, self.target)).encode()).hexdigest()
 
 
 def word_tokenizer(words: Iterable[str]) -> Tokenizer:
