@@ -87,6 +87,7 @@ def run(config_path: Path, config_name: str, job: Job) -> NoReturn:
             sweep.add(choices, outcome)
 
     try:
+        _check_choices(config_path)
         composed()
     except Interrupted as interrupted:
         status = 128 + interrupted.signum
@@ -121,6 +122,17 @@ def _swept() -> set[str]:
 def _refuse(message: str, status: int = USAGE_ERROR) -> NoReturn:
     print(f"error: {message}", file=sys.stderr)
     sys.exit(status)
+
+
+def _check_choices(config_path: Path) -> None:
+    """Refuse a choice that is not a name, at which Hydra only raises a ValueError."""
+    from lockstep.configuration import nearest
+
+    for argument in sys.argv[1:]:
+        group, _, choice = argument.partition("=")
+        if (config_path / group).is_dir() and re.fullmatch(r"[\d.]+|true|false", choice):
+            options = sorted(path.stem for path in (config_path / group).glob("*.yaml"))
+            _refuse(f"{argument} does not exist{nearest(choice, options, f'{group}=')}")
 
 
 def _in_one_line(error: Exception, config_path: Path, config_name: str) -> str:

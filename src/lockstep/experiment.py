@@ -7,6 +7,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -199,7 +200,8 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     L.seed_everything(options.seed, verbose=False)
 
     folder = (resumed and resumed.folder) or new_run_folder(Path(config["output"]), options.name)
-    with log_file(folder), Signals() as signals:
+    board = Board(folder, None if resumed is None else resumed.step)
+    with log_file(folder), closing(board), Signals() as signals:
         _write_inputs(folder, config, data)
         parameters = sum(p.numel() for p in module.model.parameters())
         if resumed is None:
@@ -208,7 +210,6 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
             logger.info("going on from step %d of %s, in %s", resumed.step, shown(resumed.path), shown(folder))
             for change in resumed.changes:
                 logger.info("changed: %s", change)
-        board = Board(folder, None if resumed is None else resumed.step)
         saving = Saving(
             folder / "checkpoints", options.checkpoint_every, config, data.tokenizers.fingerprint(), signals
         )

@@ -109,8 +109,8 @@ class Resumed:
         if path is None or not path.exists():
             return None
         metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        stopped_early = self.step < self.config["trainer"]["max_steps"]
-        solved = stopped_early and options.stop_at_exact_match == self.config["stop_at_exact_match"]
+        same_goal = options.stop_at_exact_match == self.config["stop_at_exact_match"]
+        solved = self.checkpoint["lockstep"]["stopped_early"] and same_goal
         done = metrics["train/steps"] == self.step and (self.step >= options.trainer.max_steps or solved)
         return metrics if done else None
 

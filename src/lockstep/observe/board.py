@@ -27,4 +27,11 @@ class Board(TensorBoardLogger):
     def log_results(self, config: dict[str, Any], results: dict[str, float], step: int) -> None:
         """The run's configuration and its final results, for the table of runs."""
         self.log_hyperparams(config, results, step=step - 1)
-        self.finalize("success")
+
+    def finalize(self, status: str) -> None:
+        """Lightning says this after training, when the results are still to come."""
+        self.experiment.flush()
+
+    def close(self) -> None:
+        """Nothing more will be written."""
+        self.experiment.close()

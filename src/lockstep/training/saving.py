@@ -35,12 +35,13 @@ class Saving(L.Callback):
     ) -> None:
         self._folder = folder
         self._every = every_n_steps
-        self._record = {"format_version": FORMAT_VERSION, "config": config, "tokenizers": tokenizers}
+        self._record: dict[str, Any] = {"format_version": FORMAT_VERSION, "config": config, "tokenizers": tokenizers}
         self._signals = signals
         self._saved_at: int | None = None
         self._best = math.inf
         self._validating = False
         self._random: dict[str, Any] | None = None
+        self._stopped_early = False
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self._best, "random": random_state()}
@@ -51,17 +52,18 @@ class Saving(L.Callback):
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
         self._saved_at = checkpoint["global_step"]
+        record = checkpoint["lockstep"]
+        same_goal = record["config"]["stop_at_exact_match"] == self._record["config"]["stop_at_exact_match"]
+        self._stopped_early = record["stopped_early"] and same_goal
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
-        checkpoint["lockstep"] = self._record
+        checkpoint["lockstep"] = {**self._record, "stopped_early": trainer.should_stop}
         place_loops(checkpoint, trainer, validation_due=self._validating)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._random is not None:
             set_random_state(self._random)
-        early = trainer.early_stopping_callback
-        if early is not None and early.stopping_threshold is not None:
-            trainer.should_stop = bool(early.monitor_op(early.best_score, torch.tensor(early.stopping_threshold)))
+        trainer.should_stop = self._stopped_early
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
