@@ -294,6 +294,7 @@ def convert(config: dict[str, Any]) -> None:
         ConfigurationError: there is no way between the two.
         CheckpointError: the checkpoint cannot be read.
     """
+    _quiet_libraries()
     options = parse(ConvertOptions, config)
     path, output = Path(options.checkpoint), Path(options.output)
     checkpoint = read_checkpoint(path)
@@ -332,6 +333,7 @@ def report(metrics: Mapping[str, Any], folder: Path, output: Path) -> None:
 
 def _quiet_libraries() -> None:
     """Lightning and datasets talk about themselves; a run's log is about the run."""
+    logger.setLevel(logging.INFO)
     datasets.disable_progress_bars()
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)

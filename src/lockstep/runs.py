@@ -55,7 +55,6 @@ def log_file(folder: Path) -> Iterator[None]:
     """Write the project's log to ``train.log``, after what is there."""
     log = logging.FileHandler(folder / "train.log", encoding="utf-8")
     log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logger.setLevel(logging.INFO)
     logger.addHandler(log)
     try:
         yield

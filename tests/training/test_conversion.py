@@ -1,5 +1,6 @@
 """From variant to variant: weights and moments exact to the bit, there, back, and in training on."""
 
+import functools
 import itertools
 import json
 
@@ -18,6 +19,7 @@ from lockstep.training.saving import random_state, set_random_state
 EQUIVALENT = [name for name in VARIANTS if make_variant(name)(4, 2).canonical]
 
 
+@functools.cache
 def node(name):
     return compose("name=x", f"attention={name}")["attention"]
 
