@@ -177,7 +177,7 @@ def test_convert_then_train_on(tmp_path):
     for arguments, message in (
         (["checkpoint=x", "output=y"], "You must specify 'attention'"),
         (["checkpoint=x", "attention=fused", "output=y"], "checkpoint x does not exist"),
-        (["attention=fused", "output=y"], "Missing mandatory value: checkpoint"),
+        (["attention=fused", "output=y"], "option checkpoint is missing; write checkpoint=..."),
     ):
         status, output, errors = script("convert", *arguments, cwd=tmp_path)
         assert status in (1, 2)

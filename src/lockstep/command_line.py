@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from lockstep.training.errors import CheckpointError, Interrupted, NonFiniteError
 
@@ -102,7 +102,7 @@ def run(config_path: Path, config_name: str, job: Job) -> NoReturn:
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
-    values = OmegaConf.to_container(config, resolve=True)
+    values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
@@ -138,7 +138,7 @@ def _check_choices(config_path: Path) -> None:
 def _in_one_line(error: Exception, config_path: Path, config_name: str) -> str:
     from lockstep.configuration import as_argument, nearest
 
-    cause = error.__cause__ or error
+    key = getattr(error.__cause__ or error, "full_key", None)
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).partition("/")
         return f"{group}={choice} does not exist{nearest(choice, error.options, f'{group}=')}"
@@ -146,9 +146,10 @@ def _in_one_line(error: Exception, config_path: Path, config_name: str) -> str:
     if isinstance(error, OverrideParseException):
         option, _, value = error.override.partition("=")
         return f"argument {error.override} needs quotes, for Hydra and for the shell: {as_argument(option, value)}"
+    if isinstance(error, MissingMandatoryValue):
+        return f"option {key} is missing; write {key}=..."
     if "Ambiguous value for argument" in first_line:
         return f"{first_line}: several values take -m, which runs each"
-    key = getattr(cause, "full_key", None)
     if isinstance(error, ConfigCompositionException) and key and "Could not override" in first_line:
         return f"unknown option {key}{nearest(key, _known_options(config_path, config_name))}"
     return first_line

@@ -69,7 +69,7 @@ class TrainerOptions:
 class TrainOptions:
     """Everything ``scripts/train.py`` can be told."""
 
-    seed: Count
+    seed: Annotated[int, Ge(0), Lt(2**32)]  # what numpy takes
     arithmetic: Arithmetic
     attention: dict[str, Any]
     data: dict[str, Any]

@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import EarlyStopping, RichProgressBar
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lockstep.attention import MultiHeadAttention
 from lockstep.configuration import (
@@ -105,11 +106,11 @@ def build_data(options: TrainOptions) -> DataModule:
     """The task's data, tokenised."""
     make_task = locate(options.data, "data")
     arguments = check_arguments(make_task, options.data, "data.")
+    batches = {"batch_tokens": options.batch_tokens, "length_jitter": options.length_jitter}
     try:
-        task = make_task(**arguments)
+        return DataModule(make_task(**arguments), **batches, seed=options.seed)
     except ValueError as error:
         raise ConfigurationError(f"data: {error}") from error
-    return DataModule(task, batch_tokens=options.batch_tokens, length_jitter=options.length_jitter, seed=options.seed)
 
 
 def build_model(options: TrainOptions, data: DataModule) -> Transformer:
@@ -132,6 +133,10 @@ def _transformer(options: TrainOptions, source_vocabulary: int, target_vocabular
 def build_module(options: TrainOptions, model: Transformer) -> TranslationModule:
     """The model with its loss and optimiser."""
     make_optimizer = locate(options.optimizer, "optimizer")
+    if not (isinstance(make_optimizer, type) and issubclass(make_optimizer, Optimizer)):
+        raise ConfigurationError(
+            f"option optimizer._target_={options.optimizer['_target_']} is not a torch.optim.Optimizer"
+        )
     arguments = check_arguments(make_optimizer, options.optimizer, "optimizer.", positional=1)
     try:
         make_optimizer([nn.Parameter()], **arguments)
