@@ -171,7 +171,7 @@ def callbacks(options: TrainOptions, data: DataModule) -> list[L.Callback]:
 
 
 def _labels(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
-    return [tokenizer.id_to_token(index) or "" for index in ids.tolist()]
+    return [tokenizer.decode([index], skip_special_tokens=False) for index in ids.tolist()]
 
 
 def train(config: dict[str, Any]) -> dict[str, Any]:
