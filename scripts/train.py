@@ -6,11 +6,10 @@ from typing import Any
 from lockstep.command_line import run
 
 
-def job(config: dict[str, Any]) -> int:
+def job(config: dict[str, Any]) -> dict[str, Any]:
     from lockstep.experiment import train
 
-    train(config)
-    return 0
+    return train(config)
 
 
 if __name__ == "__main__":

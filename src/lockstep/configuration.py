@@ -6,6 +6,8 @@ Numbers and choices are in ``conf/``; here are only names, types and ranges. Pyd
 import dataclasses
 import difflib
 import inspect
+import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
@@ -67,7 +69,7 @@ class TrainerOptions:
 class TrainOptions:
     """Everything ``scripts/train.py`` can be told."""
 
-    seed: Count
+    seed: Annotated[int, Ge(0), Lt(2**32)]  # what numpy takes
     arithmetic: Arithmetic
     attention: dict[str, Any]
     data: dict[str, Any]
@@ -79,9 +81,21 @@ class TrainOptions:
     label_smoothing: Probability
     stop_at_exact_match: Annotated[float, Gt(0)] | None
     attention_maps_every: Count
+    checkpoint_every: Positive
     trainer: TrainerOptions
     output: str
     name: str
+    resume: str | None
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Everything ``scripts/convert.py`` can be told."""
+
+    checkpoint: str
+    attention: dict[str, Any]
+    arithmetic: Arithmetic
+    output: str
 
 
 def parse(cls: type[T], node: Node, path: str = "") -> T:
@@ -150,6 +164,14 @@ def _mapping(value: Any, name: str) -> Node:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"option {name} holds options of its own, it cannot be {value!r}")
     return value
+
+
+def as_argument(key: str, value: str) -> str:
+    """``key=value`` as it can be typed: quoted for Hydra's grammar and for the shell, where these ask for it."""
+    if not re.fullmatch(r"[\w./+:@%-]+", value, re.ASCII):
+        escaped = value.replace('"', '\\"')
+        value = f'"{escaped}"'
+    return shlex.quote(f"{key}={value}") if shlex.quote(value) != value else f"{key}={value}"
 
 
 def nearest(key: str, known: Iterable[str], path: str = "") -> str:

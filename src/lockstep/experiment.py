@@ -3,34 +3,58 @@
 import importlib
 import json
 import logging
-import os
+import shlex
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import datasets
 import lightning as L
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.callbacks import EarlyStopping, RichProgressBar
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lockstep.attention import MultiHeadAttention
-from lockstep.configuration import ConfigurationError, Node, TrainOptions, check_arguments, nearest, parse
+from lockstep.configuration import (
+    ConfigurationError,
+    ConvertOptions,
+    Node,
+    TrainOptions,
+    as_argument,
+    check_arguments,
+    nearest,
+    parse,
+)
 from lockstep.data.batching import collate
 from lockstep.data.module import DataModule
 from lockstep.observe.attention_maps import AttentionMaps
+from lockstep.observe.board import Board
 from lockstep.observe.progress import Samples, ValidationLines
 from lockstep.observe.throughput import Throughput
-from lockstep.training.checkpoints import CheckpointRecord
+from lockstep.runs import (
+    Resumed,
+    how_to_go_on,
+    log_file,
+    new_run_folder,
+    resume,
+    saved_config,
+    shown,
+    with_attention,
+    write_whole,
+)
+from lockstep.training.checkpoints import Checkpoint, CheckpointFiles, read_checkpoint, write_checkpoint
+from lockstep.training.conversion import ConversionError, convert_checkpoint
+from lockstep.training.errors import Interrupted, NonFiniteError
 from lockstep.training.module import TranslationModule
+from lockstep.training.saving import Saving
 from lockstep.training.schedules import schedule
+from lockstep.training.signals import Signals
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import fingerprint
 from lockstep.transformer.initialization import initialize
@@ -82,27 +106,37 @@ def build_data(options: TrainOptions) -> DataModule:
     """The task's data, tokenised."""
     make_task = locate(options.data, "data")
     arguments = check_arguments(make_task, options.data, "data.")
+    batches = {"batch_tokens": options.batch_tokens, "length_jitter": options.length_jitter}
     try:
-        task = make_task(**arguments)
+        return DataModule(make_task(**arguments), **batches, seed=options.seed)
     except ValueError as error:
         raise ConfigurationError(f"data: {error}") from error
-    return DataModule(task, batch_tokens=options.batch_tokens, length_jitter=options.length_jitter, seed=options.seed)
 
 
 def build_model(options: TrainOptions, data: DataModule) -> Transformer:
     """The model, initialised from the run's seed."""
+    model = _transformer(options, data.tokenizers.source.get_vocab_size(), data.tokenizers.target.get_vocab_size())
+    initialize(model, options.seed)
+    return model
+
+
+def _transformer(options: TrainOptions, source_vocabulary: int, target_vocabulary: int) -> Transformer:
     sizes = asdict(options.model)
     for name in ("num_heads", "bias", "attention_dropout"):  # the attention's own
         del sizes[name]
-    vocabularies = (data.tokenizers.source.get_vocab_size(), data.tokenizers.target.get_vocab_size())
-    model = Transformer(attention_factory(options), *vocabularies, **sizes)
-    initialize(model, options.seed)
-    return model
+    try:
+        return Transformer(attention_factory(options), source_vocabulary, target_vocabulary, **sizes)
+    except ValueError as error:
+        raise ConfigurationError(f"model: {error}") from error
 
 
 def build_module(options: TrainOptions, model: Transformer) -> TranslationModule:
     """The model with its loss and optimiser."""
     make_optimizer = locate(options.optimizer, "optimizer")
+    if not (isinstance(make_optimizer, type) and issubclass(make_optimizer, Optimizer)):
+        raise ConfigurationError(
+            f"option optimizer._target_={options.optimizer['_target_']} is not a torch.optim.Optimizer"
+        )
     arguments = check_arguments(make_optimizer, options.optimizer, "optimizer.", positional=1)
     try:
         make_optimizer([nn.Parameter()], **arguments)
@@ -114,52 +148,22 @@ def build_module(options: TrainOptions, model: Transformer) -> TranslationModule
     )
 
 
-def new_run_folder(output: Path, name: str) -> Path:
-    """Make ``output/name-time``; runs that start in the same second get folders of their own."""
-    stem = f"{name}-{datetime.now():%Y-%m-%d-%H-%M-%S}"
-    for attempt in range(1, 1000):
-        folder = output / (stem if attempt == 1 else f"{stem}-{attempt}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
-    raise ConfigurationError(f"option output={output}: no free run folder")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    beside = path.with_name(f".{path.name}.partial")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
-
-
-def callbacks(options: TrainOptions, data: DataModule, folder: Path, config: Mapping[str, Any]) -> list[L.Callback]:
-    """What watches and keeps a run; the throughput first, so that it does not time the others."""
+def callbacks(options: TrainOptions, data: DataModule) -> list[L.Callback]:
+    """What watches a run; the throughput first, so that it does not time the others."""
     source, target = data.tokenizers.source, data.tokenizers.target
     example, samples = data.examples("validation", 1), data.examples("validation", 4)
-    keep = ModelCheckpoint(
-        folder / "checkpoints",
-        filename="best",
-        monitor="validation/loss",
-        save_last=True,
-        enable_version_counter=False,
-    )
     watchers: list[L.Callback] = [
         Throughput(),
         ValidationLines(),
         Samples(collate(samples), source.decode, target.decode),
-        CheckpointRecord(dict(config)),
-        keep,
     ]
     if options.attention_maps_every:
         labels = [_labels(tokenizer, ids) for tokenizer, ids in zip((source, target), example[0], strict=True)]
         watchers.append(AttentionMaps(collate(example), labels[0], labels[1], options.attention_maps_every))
     if options.stop_at_exact_match is not None:
+        threshold = options.stop_at_exact_match - 1e-6  # Lightning asks for more than this, not for as much
         watchers.append(
-            EarlyStopping(
-                "validation/exact_match", mode="max", patience=10**9, stopping_threshold=options.stop_at_exact_match
-            )
+            EarlyStopping("validation/exact_match", mode="max", patience=10**9, stopping_threshold=threshold)
         )
     if sys.stdout.isatty():
         watchers.append(RichProgressBar())
@@ -167,80 +171,158 @@ def callbacks(options: TrainOptions, data: DataModule, folder: Path, config: Map
 
 
 def _labels(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
-    return [tokenizer.id_to_token(index) or "" for index in ids.tolist()]
+    return [tokenizer.decode([index], skip_special_tokens=False) for index in ids.tolist()]
 
 
 def train(config: dict[str, Any]) -> dict[str, Any]:
-    """Train, test, and leave everything in a run folder.
+    """Train, test, and leave everything in a run folder; or go on with a run, in its own folder.
 
     Returns:
         What ``metrics.json`` holds.
 
     Raises:
         ConfigurationError: before any work, and before the folder is made.
+        CheckpointError: likewise, where the run to go on with cannot be read.
+        NonFiniteError: the loss or the gradient is not finite any more; the message names the last good checkpoint.
+        Interrupted: a signal came; the run is saved.
     """
     _quiet_libraries()
     options = parse(TrainOptions, config)
+    config = {**config, "output": str(Path(options.output).absolute()), "resume": None}
+    resumed = None if options.resume is None else resume(Path(options.resume), config)
+    if resumed and (complete := resumed.results(options)):
+        logger.info("already complete: %s, step %d of %d", shown(resumed.path), resumed.step, options.trainer.max_steps)
+        return complete
+
     try:
         attention_factory(options)()
     except ValueError as error:
         raise ConfigurationError(f"model: {error}") from error
     data = build_data(options)
-    try:
-        model = build_model(options, data)
-    except ValueError as error:
-        raise ConfigurationError(f"model: {error}") from error
-    module = build_module(options, model)
+    module = build_module(options, build_model(options, data))
+    checkpoint = None if resumed is None else _continued(resumed, config, data)
     # Only now: constructors draw numbers, each variant's as many as it likes.
     L.seed_everything(options.seed, verbose=False)
 
-    folder = new_run_folder(Path(options.output), options.name)
-    log = logging.FileHandler(folder / "train.log", encoding="utf-8")
-    log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logger.setLevel(logging.INFO)
-    logger.addHandler(log)
-    write_whole(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
-    for side in ("source", "target"):
-        getattr(data.tokenizers, side).save(str(folder / f"{side}_tokenizer.json"))
-    parameters = sum(p.numel() for p in model.parameters())
-    logger.info("training %s with %s parameters in %s", options.name, f"{parameters:,}", folder)
+    folder = (resumed and resumed.folder) or new_run_folder(Path(config["output"]), options.name)
+    board = Board(folder, None if resumed is None else resumed.step)
+    with log_file(folder), closing(board), Signals() as signals:
+        _write_inputs(folder, config, data)
+        parameters = sum(p.numel() for p in module.model.parameters())
+        if resumed is None:
+            logger.info("training %s with %s parameters in %s", options.name, f"{parameters:,}", shown(folder))
+        else:
+            logger.info("going on from step %d of %s, in %s", resumed.step, shown(resumed.path), shown(folder))
+            for change in resumed.changes:
+                logger.info("changed: %s", change)
+        saving = Saving(
+            folder / "checkpoints", options.checkpoint_every, config, data.tokenizers.fingerprint(), signals
+        )
+        watchers = [*callbacks(options, data), signals, saving]
+        trainer = build_trainer(options, board, watchers, CheckpointFiles(checkpoint))
+        try:
+            trainer.fit(module, data, ckpt_path=str(resumed.path) if resumed else None)
+            trainer.loggers = []  # the test's results are written once, with the hyperparameters
+            (results,) = trainer.test(module, data, verbose=False)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{error}; {how_to_go_on(folder)}") from None
+        except Interrupted as interrupted:
+            logger.info("%s; %s", interrupted, how_to_go_on(folder))
+            raise
+        metrics = {
+            **results,
+            "train/steps": trainer.global_step,
+            **next(w.totals() for w in watchers if isinstance(w, Throughput)),
+            "parameters": parameters,
+            "weights_sha256": fingerprint(module.model),
+        }
+        board.log_results(config, dict(results), trainer.global_step)
+        write_whole(folder / "metrics.json", json.dumps(metrics, indent=2) + "\n")
+        report(metrics, folder, Path(config["output"]))
+    return metrics
 
-    board = TensorBoardLogger(folder, name="", version="", default_hp_metric=False)
-    watchers = callbacks(options, data, folder, config)
-    trainer = L.Trainer(
-        **asdict(options.trainer),
+
+def build_trainer(options: TrainOptions, board: Board, watchers: list[L.Callback], files: CheckpointFiles) -> L.Trainer:
+    """Lightning's Trainer; its one epoch is the endless stream of batches."""
+    chosen = asdict(options.trainer)
+    chosen["val_check_interval"] *= options.trainer.accumulate_grad_batches  # Lightning counts batches
+    return L.Trainer(
+        **chosen,
         devices=1,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
         logger=board,
         callbacks=watchers,
+        plugins=[files],
         enable_progress_bar=sys.stdout.isatty(),
         enable_model_summary=False,
-        enable_checkpointing=True,
+        enable_checkpointing=False,  # by Saving
     )
-    started = time.perf_counter()
-    trainer.fit(module, data)
-    seconds = time.perf_counter() - started
-    (results,) = trainer.test(module, data, verbose=False)
-    throughput = next(w for w in watchers if isinstance(w, Throughput))
-    metrics = {
-        **results,
-        "train/steps": trainer.global_step,
-        "train/seconds": seconds,
-        "train/target_tokens_per_second": throughput.target_tokens_per_second,
-        "parameters": parameters,
-        "weights_sha256": fingerprint(model),
-    }
-    write_whole(folder / "metrics.json", json.dumps(metrics, indent=2) + "\n")
-    board.log_hyperparams(config, {name: value for name, value in metrics.items() if isinstance(value, float)})
-    board.finalize("success")
-    report(metrics, folder, options)
-    logger.removeHandler(log)
-    log.close()
-    return metrics
 
 
-def report(metrics: Mapping[str, Any], folder: Path, options: TrainOptions) -> None:
+def _continued(resumed: Resumed, config: Node, data: DataModule) -> Checkpoint:
+    """The checkpoint to go on with, converted where another attention is asked for."""
+    if resumed.checkpoint["lockstep"]["tokenizers"] != data.tokenizers.fingerprint():
+        raise ConfigurationError(
+            f"checkpoint {shown(resumed.path)} belongs to another vocabulary than the one made here: its token ids "
+            "mean other texts. The data, or the tokenizers library, has changed since"
+        )
+    if resumed.config["attention"] == config["attention"]:
+        return resumed.checkpoint
+    converted = convert_to(resumed.checkpoint, config["attention"])
+    logger.info("converted %s to %s", shown(resumed.path), config["attention"]["_target_"])
+    return converted
+
+
+def convert_to(checkpoint: Checkpoint, attention: Node) -> Checkpoint:
+    """The checkpoint of a run as one of the same run with another attention.
+
+    Raises:
+        ConfigurationError: there is no way between the two, or the optimiser's state cannot move.
+    """
+    saved = saved_config(checkpoint)
+    config = with_attention(saved, attention)
+    weights = checkpoint["state_dict"]
+    sizes = len(weights["model.source_embedding.weight"]), len(weights["model.output.weight"])
+    old, new = (_transformer(parse(TrainOptions, c), *sizes) for c in (saved, config))
+    try:
+        converted = convert_checkpoint(checkpoint, old, new, saved["optimizer"]["_target_"])
+    except ConversionError as error:
+        raise ConfigurationError(f"option attention={attention['_target_']}: {error}") from error
+    return {**converted, "lockstep": {**checkpoint["lockstep"], "config": config}}
+
+
+def convert(config: dict[str, Any]) -> None:
+    """Read a checkpoint, convert it to another attention, and write it, once both models were found to agree.
+
+    Raises:
+        ConfigurationError: there is no way between the two.
+        CheckpointError: the checkpoint cannot be read.
+    """
+    _quiet_libraries()
+    options = parse(ConvertOptions, config)
+    path, output = Path(options.checkpoint), Path(options.output)
+    checkpoint = read_checkpoint(path)
+    if output.is_dir():
+        raise ConfigurationError(f"option output={options.output} is a folder; name a file")
+    write_checkpoint(convert_to(checkpoint, options.attention), output)
+    logger.info(
+        "converted step %d of %s to %s: outputs agree, optimiser state moved; %s",
+        checkpoint["global_step"],
+        shown(path),
+        options.attention["_target_"],
+        f"go on with: python scripts/train.py {as_argument('resume', shown(output))}",
+    )
+
+
+def _write_inputs(folder: Path, config: Mapping[str, Any], data: DataModule) -> None:
+    """What the run was made of: its configuration and tokenizers."""
+    write_whole(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(config))))
+    for side in ("source", "target"):
+        write_whole(folder / f"{side}_tokenizer.json", getattr(data.tokenizers, side).to_str(pretty=True))
+
+
+def report(metrics: Mapping[str, Any], folder: Path, output: Path) -> None:
     """What was reached, where it is, and how to look at it."""
     logger.info(
         "test: exact match %.4f, loss %.4f; %d steps in %.0f s, %.0f target tokens/s",
@@ -250,12 +332,13 @@ def report(metrics: Mapping[str, Any], folder: Path, options: TrainOptions) -> N
         metrics["train/seconds"],
         metrics["train/target_tokens_per_second"],
     )
-    logger.info("run folder: %s", folder)
-    logger.info("look at it: tensorboard --logdir %s --samples_per_plugin images=0", options.output)
+    logger.info("run folder: %s", shown(folder))
+    logger.info("look at it: tensorboard --logdir %s --samples_per_plugin images=0", shlex.quote(shown(output)))
 
 
 def _quiet_libraries() -> None:
     """Lightning and datasets talk about themselves; a run's log is about the run."""
+    logger.setLevel(logging.INFO)
     datasets.disable_progress_bars()
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)

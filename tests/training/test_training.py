@@ -10,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader
 
 from lockstep.experiment import train
+from lockstep.training.checkpoints import FORMAT_VERSION
 from lockstep.training.module import exact_matches, summed_loss
 from lockstep.training.schedules import schedule
 
@@ -198,10 +199,10 @@ def test_what_a_run_leaves_behind(tmp_path):
         assert (folder / name).stat().st_size > 0, name
     assert not [path for path in folder.rglob("*") if "=" in path.name]
     checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
-    assert checkpoint["lockstep"]["format_version"] == 1
+    assert checkpoint["lockstep"]["format_version"] == FORMAT_VERSION
     assert checkpoint["global_step"] == 12
-    assert [step for step, _ in scalars["train/loss"]] == list(range(12))
-    assert [step for step, _ in scalars["validation/exact_match"]] == [3, 7, 11]
+    assert [step for step, _ in scalars["train/loss"]] == list(range(1, 13))
+    assert [step for step, _ in scalars["validation/exact_match"]] == [4, 8, 12]
     events = EventAccumulator(str(folder), size_guidance={"images": 0, "tensors": 0}).Reload()
     assert set(events.Tags()["images"]) == {"attention/encoder", "attention/decoder", "attention/cross"}
     assert [image.step for image in events.Images("attention/cross")] == list(range(13))  # before training, too

@@ -1,5 +1,7 @@
 """Batches of like length, by a budget of tokens, in an order that is a pure function of seed and epoch.
 
+Training reads one endless stream of batches, epoch after epoch, which can begin anywhere.
+
 Shapes: B batch, T_s and T_t source and target length.
 """
 
@@ -68,7 +70,7 @@ class LengthGroupedBatches(Sampler[list[int]]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Lightning calls this at the start of each epoch."""
+        """Choose the epoch to plan."""
         self._epoch = epoch
 
     def plan(self) -> list[list[int]]:
@@ -102,3 +104,33 @@ class LengthGroupedBatches(Sampler[list[int]]):
 
     def __len__(self) -> int:
         return len(self.plan())
+
+
+class EndlessBatches(Sampler[list[int]]):
+    """The batches of all epochs, one epoch after the other, from a given place on.
+
+    Args:
+        epochs: plans each epoch.
+        epoch: to begin in.
+        batch: of that epoch, to begin with.
+    """
+
+    def __init__(self, epochs: LengthGroupedBatches, epoch: int = 0, batch: int = 0) -> None:
+        self._epochs = epochs
+        self._begin = (epoch, batch)
+        self._first = [(epoch, -batch)]  # of each epoch begun: where its first batch lies in this stream
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, batch = self._begin
+        self._first = [(epoch, -batch)]
+        while True:
+            self._epochs.set_epoch(epoch)
+            plan = self._epochs.plan()
+            yield from plan[batch:]
+            self._first.append((epoch + 1, self._first[-1][1] + len(plan)))
+            epoch, batch = epoch + 1, 0
+
+    def place(self, count: int) -> tuple[int, int]:
+        """The (epoch, batch) that follows the first ``count`` batches of this stream, of those already drawn."""
+        epoch, first = next(place for place in reversed(self._first) if place[1] <= count)
+        return epoch, count - first

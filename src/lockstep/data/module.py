@@ -1,14 +1,14 @@
 """The data module: a task's texts, tokenised, in batches."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import lightning as L
 import torch
 from datasets import Dataset, DatasetDict
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
-from lockstep.data.batching import Batch, LengthGroupedBatches, collate
+from lockstep.data.batching import Batch, EndlessBatches, LengthGroupedBatches, collate
 from lockstep.data.tokenization import Tokenizers, encode
 
 Pairs = list[tuple[Tensor, Tensor]]
@@ -51,6 +51,8 @@ class DataModule(L.LightningDataModule):
         self.tokenizers = task.tokenizers(texts["train"])
         self.splits = encode(texts, self.tokenizers)
         self._pairs = {name: _pairs(split) for name, split in self.splits.items()}
+        self._batches_before = 0  # those of the sessions before this one
+        self._stream = EndlessBatches(self.batches("train"))
 
     def batches(self, split: str) -> LengthGroupedBatches:
         """The sampler of one split."""
@@ -60,17 +62,35 @@ class DataModule(L.LightningDataModule):
         # Without gradients a batch can be larger.
         return LengthGroupedBatches(lengths, 4 * self._batch_tokens, seed=None)
 
-    def _loader(self, split: str) -> DataLoader[Batch]:
-        return DataLoader(self._pairs[split], batch_sampler=self.batches(split), collate_fn=collate)  # type: ignore[arg-type]
+    def _loader(self, split: str, sampler: Sampler[list[int]]) -> DataLoader[Batch]:
+        # A loader draws a seed for its workers whenever it is iterated; its own generator keeps torch's for training.
+        return DataLoader(
+            self._pairs[split],  # type: ignore[arg-type]
+            batch_sampler=sampler,
+            collate_fn=collate,
+            generator=torch.Generator(),
+        )
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        return self._loader("train")
+        """An endless stream: Lightning sees one epoch, which ends with the last step."""
+        return self._loader("train", self._stream)
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        return self._loader("validation")
+        return self._loader("validation", self.batches("validation"))
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        return self._loader("test")
+        return self._loader("test", self.batches("test"))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the stream, by the optimiser steps done: the loader itself has fetched ahead."""
+        assert self.trainer is not None
+        done = self.trainer.global_step * self.trainer.accumulate_grad_batches
+        epoch, batch = self._stream.place(done - self._batches_before)
+        return {"epoch": epoch, "batch": batch, "batches": done}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._batches_before = state_dict["batches"]
+        self._stream = EndlessBatches(self.batches("train"), state_dict["epoch"], state_dict["batch"])
 
     def examples(self, split: str, count: int) -> Pairs:
         """The first examples of a split, as (source, target) ids."""

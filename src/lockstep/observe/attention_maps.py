@@ -117,8 +117,15 @@ class AttentionMaps(L.Callback):
         self._every = every_n_steps
         self._drawn_at = -1
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn_at": self._drawn_at}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._drawn_at = state_dict["drawn_at"]
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._draw(trainer, pl_module)
+        if trainer.global_step == 0:
+            self._draw(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int

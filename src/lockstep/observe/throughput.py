@@ -21,6 +21,16 @@ class Throughput(L.Callback):
     def target_tokens_per_second(self) -> float:
         return self.target_tokens / self.seconds if self.seconds else 0.0
 
+    def totals(self) -> dict[str, float]:
+        """The figures of the whole run, sessions before this one included."""
+        return {"train/seconds": self.seconds, "train/target_tokens_per_second": self.target_tokens_per_second}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "target_tokens": self.target_tokens}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seconds, self.target_tokens = state_dict["seconds"], state_dict["target_tokens"]
+
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
     ) -> None:

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lockstep.data.batching import Batch
 from lockstep.data.tokenization import BOS, EOS, PAD
+from lockstep.training.errors import NonFiniteError
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import to_canonical
 from lockstep.transformer.decoding import greedy, next_token
@@ -55,6 +56,13 @@ class TranslationModule(L.LightningModule):
         scheduler = LambdaLR(optimizer, self._schedule)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
+    def on_train_start(self) -> None:
+        """A run that goes on may have been given another length, and with it another schedule."""
+        scheduler = self.lr_schedulers()
+        assert isinstance(scheduler, LambdaLR)
+        for group, base in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
+            group["lr"] = base * self._schedule(scheduler.last_epoch)
+
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         logits = self.model(batch.source, batch.source_mask, batch.prefix)  # (B, T_t - 1, V)
         loss_sum = summed_loss(logits, batch.labels, self._label_smoothing)
@@ -73,7 +81,9 @@ class TranslationModule(L.LightningModule):
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(self._first_tokens / self._tokens)
-        self.log("train/loss", self._loss_sum / self._tokens, prog_bar=True)
+        loss = self._loss_sum / self._tokens
+        self._require_finite("loss", loss)
+        self.log("train/loss", loss, prog_bar=True)
         self.log("optimizer/learning_rate", optimizer.param_groups[0]["lr"])
         self._tokens = 0
 
@@ -86,9 +96,16 @@ class TranslationModule(L.LightningModule):
         """Clip by the global norm, summed over canonical tensors so that it is the same in every layout."""
         gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         norm = nn.utils.get_total_norm(to_canonical(self.model, gradients).values())
+        if self.trainer.precision != "16-mixed":  # whose scaler finds its scale by overflowing, and skips such steps
+            self._require_finite("gradient norm", norm)
         self.log("optimizer/gradient_norm", norm)
         if gradient_clip_val is not None:
             nn.utils.clip_grads_with_norm_(self.model.parameters(), gradient_clip_val, norm)
+
+    def _require_finite(self, name: str, value: Tensor) -> None:
+        """Raise before the step is taken, while weights and optimiser are still good."""
+        if not value.isfinite():
+            raise NonFiniteError(f"the {name} is {float(value)} at step {self.trainer.global_step + 1}")
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
         self._evaluate(batch, "validation")

@@ -1,0 +1,37 @@
+"""TensorBoard, with steps counted as people count them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import TensorBoardLogger
+
+
+class Board(TensorBoardLogger):
+    """Event files in a run's folder; the step of a point is the number of optimiser steps behind it.
+
+    Args:
+        folder: of the run.
+        resumed_at: points after this step are of a session that was broken off, and hidden.
+    """
+
+    def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
+        purge_step = None if resumed_at is None else resumed_at + 1
+        super().__init__(folder, name="", version="", default_hp_metric=False, purge_step=purge_step)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        assert step is not None
+        points = {name: value for name, value in metrics.items() if name != "epoch"}  # to Lightning all is one epoch
+        super().log_metrics(points, step + 1)  # Lightning counts from 0
+
+    def log_results(self, config: dict[str, Any], results: dict[str, float], step: int) -> None:
+        """The run's configuration and its final results, for the table of runs."""
+        self.log_hyperparams(config, results, step=step - 1)
+
+    def finalize(self, status: str) -> None:
+        """Lightning says this after training, when the results are still to come."""
+        self.experiment.flush()
+
+    def close(self) -> None:
+        """Nothing more will be written."""
+        self.experiment.close()

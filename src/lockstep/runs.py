@@ -1,0 +1,193 @@
+"""Run folders, and going on with a run: what is there already, and which options may differ."""
+
+import copy
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lockstep.configuration import ConfigurationError, Node, TrainOptions, as_argument
+from lockstep.training.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
+from lockstep.training.errors import CheckpointError
+
+logger = logging.getLogger("lockstep")
+
+# What a run may be told anew when it goes on; its attention, too, into which it is converted.
+MAY_CHANGE = {
+    "trainer.max_steps",
+    "trainer.accelerator",
+    "trainer.log_every_n_steps",
+    "checkpoint_every",
+    "attention_maps_every",
+    "stop_at_exact_match",
+}
+
+
+def new_run_folder(output: Path, name: str) -> Path:
+    """Make ``output/name-time``; runs that start in the same second get folders of their own."""
+    stem = f"{name}-{datetime.now():%Y-%m-%d-%H-%M-%S}"
+    for attempt in range(1, 1000):
+        folder = output / (stem if attempt == 1 else f"{stem}-{attempt}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigurationError(f"options output={output}, name={name}: {error.strerror}") from None
+        return folder
+    raise ConfigurationError(f"option output={output}: no free run folder")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    beside = path.with_name(f".{path.name}.partial")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
+
+
+@contextmanager
+def log_file(folder: Path) -> Iterator[None]:
+    """Write the project's log to ``train.log``, after what is there."""
+    log = logging.FileHandler(folder / "train.log", encoding="utf-8")
+    log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger.addHandler(log)
+    try:
+        yield
+    finally:
+        logger.removeHandler(log)
+        log.close()
+
+
+def shown(path: Path) -> str:
+    """A path as short as can be from where the user stands."""
+    return min(os.path.relpath(path), str(path), key=len)
+
+
+def how_to_go_on(folder: Path) -> str:
+    """The command that takes a run up again, or that there is nothing to take up."""
+    try:
+        newest_checkpoint(folder)
+    except CheckpointError:
+        return "nothing was saved yet"
+    return f"go on with: python scripts/train.py {as_argument('resume', shown(folder))}"
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run to go on with.
+
+    Args:
+        path: of the checkpoint.
+        checkpoint: what it holds.
+        folder: of the run it lies in; None for a checkpoint that lies elsewhere, which begins a new folder.
+        changes: options that differ from the run's, as sentences.
+    """
+
+    path: Path
+    checkpoint: Checkpoint
+    folder: Path | None
+    changes: tuple[str, ...]
+
+    @property
+    def step(self) -> int:
+        return int(self.checkpoint["global_step"])
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's own configuration."""
+        return saved_config(self.checkpoint)
+
+    def results(self, options: TrainOptions) -> dict[str, Any] | None:
+        """What ``metrics.json`` holds, if the run came to its end at this step and is asked for nothing more."""
+        path = None if self.folder is None else self.folder / "metrics.json"
+        if path is None or not path.exists():
+            return None
+        metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        same_goal = options.stop_at_exact_match == self.config["stop_at_exact_match"]
+        solved = self.checkpoint["lockstep"]["stopped_early"] and same_goal
+        done = metrics["train/steps"] == self.step and (self.step >= options.trainer.max_steps or solved)
+        return metrics if done else None
+
+
+def options_of_run(config: Node, told: Iterable[str]) -> dict[str, Any]:
+    """The options of the run that ``config["resume"]`` names, but for those told anew.
+
+    Args:
+        config: as composed, with defaults for all that was not told.
+        told: dotted names of the options that were.
+
+    Raises:
+        CheckpointError: there is no usable checkpoint.
+    """
+    options = copy.deepcopy(saved_config(read_checkpoint(_checkpoint(Path(config["resume"])))))
+    for option in told:
+        *path, key = option.split(".")
+        source, target = config, options
+        for name in path:
+            source, target = source[name], target.setdefault(name, {})
+        if key in source:
+            target[key] = source[key]
+    if "attention" in told:
+        options = with_attention(options, options["attention"])
+    return options
+
+
+def _checkpoint(run: Path) -> Path:
+    return newest_checkpoint(run) if run.is_dir() else run
+
+
+def resume(run: Path, config: Node) -> Resumed:
+    """Find what a run folder or a checkpoint file holds, and compare the run's options with these.
+
+    Raises:
+        CheckpointError: there is no usable checkpoint.
+        ConfigurationError: an option that would make it another experiment.
+    """
+    path = _checkpoint(run)
+    checkpoint = read_checkpoint(path)
+    folder = path.absolute().parent.parent
+    own = path.parent.name == "checkpoints" and (folder / "config.yaml").exists()
+    ignored = {"resume"} if own else {"resume", "output", "name"}
+    changes = []
+    for option, before, now in _differences(saved_config(checkpoint), config):
+        if option in MAY_CHANGE or option == "attention":
+            changes.append(f"{option} was {_short(before)}, is {_short(now)}")
+        elif option not in ignored:
+            raise ConfigurationError(
+                f"option {option} is {_short(before)} in {shown(path)}, and cannot become {_short(now)} on the way; "
+                "leave it out, or begin a new run"
+            )
+    return Resumed(path, checkpoint, folder if own else None, tuple(changes))
+
+
+def saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The plain configuration of the run that wrote a checkpoint."""
+    config: dict[str, Any] = checkpoint["lockstep"]["config"]
+    return config
+
+
+def with_attention(config: Node, attention: Node) -> dict[str, Any]:
+    """The configuration with another attention, whose arithmetic is the run's."""
+    arithmetic = {"arithmetic": config["arithmetic"]} if "arithmetic" in attention else {}
+    return {**config, "attention": {**attention, **arithmetic}}
+
+
+def _differences(before: Node, now: Node, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    for key in dict.fromkeys([*before, *now]):
+        old, new, name = before.get(key), now.get(key), f"{path}{key}"
+        if isinstance(old, Mapping) and isinstance(new, Mapping) and name != "attention":
+            yield from _differences(old, new, f"{name}.")
+        elif old != new:
+            yield name, old, new
+
+
+def _short(value: Any) -> str:
+    """A value in a sentence; of an attention, its class."""
+    return (
+        str(value["_target_"]).rpartition(".")[2] if isinstance(value, Mapping) and "_target_" in value else str(value)
+    )

@@ -1,0 +1,72 @@
+"""A sweep's results: one row a job, sorted, as a table and as a file."""
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lockstep.runs import shown, write_whole
+
+# Metrics by the heads of their columns.
+COLUMNS = {
+    "exact match": ("test/exact_match", "{:.4f}"),
+    "loss": ("test/loss", "{:.4f}"),
+    "steps": ("train/steps", "{:d}"),
+    "tokens/s": ("train/target_tokens_per_second", "{:.0f}"),
+}
+
+
+@dataclass
+class Sweep:
+    """Collects what became of each job.
+
+    Args:
+        folder: of the sweep, with a folder of each job in it.
+    """
+
+    folder: Path
+    _rows: list[tuple[dict[str, str], Mapping[str, Any] | str]] = field(default_factory=list)
+
+    def add(self, choices: dict[str, str], outcome: Mapping[str, Any] | str) -> None:
+        """Note a job's swept options, and its metrics or what went wrong."""
+        self._rows.append((choices, outcome))
+
+    @property
+    def failed(self) -> int:
+        """How many jobs went wrong."""
+        return sum(isinstance(outcome, str) for _, outcome in self._rows)
+
+    def report(self) -> None:
+        """Print the table, the best exact match first, and write it to ``results.csv``."""
+        options = list(dict.fromkeys(option for choices, _ in self._rows for option in choices))
+        header = [*options, *COLUMNS, "error"]
+        rows = [
+            [*(choices.get(option, "") for option in options), *_cells(outcome)]
+            for choices, outcome in sorted(self._rows, key=lambda row: _rank(row[1]))
+        ]
+        table = Table(*header)
+        for row in rows:
+            table.add_row(*row)
+        console = Console()
+        console.print(table)
+        text = io.StringIO()
+        csv.writer(text).writerows([header, *rows])
+        write_whole(self.folder / "results.csv", text.getvalue())
+        console.print(f"{len(rows)} jobs, {self.failed} failed: {shown(self.folder / 'results.csv')}", soft_wrap=True)
+
+
+def _rank(outcome: Mapping[str, Any] | str) -> tuple[bool, float, float]:
+    if isinstance(outcome, str):
+        return True, 0.0, 0.0
+    return False, -outcome["test/exact_match"], outcome["test/loss"]
+
+
+def _cells(outcome: Mapping[str, Any] | str) -> list[str]:
+    if isinstance(outcome, str):
+        return [*[""] * len(COLUMNS), outcome]
+    return [*(form.format(outcome[name]) for name, form in COLUMNS.values()), ""]

@@ -1,0 +1,121 @@
+"""A checkpoint of one variant as a checkpoint of another: weights and the optimiser's state, exact to the bit.
+
+Both go through the canonical layout. The state is matched to parameters by name.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.attention import MultiHeadAttention
+from lockstep.training.checkpoints import Checkpoint
+from lockstep.transformer import Transformer
+from lockstep.transformer.canonical import from_canonical, to_canonical
+
+# Their update of an entry depends on that entry's gradients alone, and so not on the layout.
+ELEMENT_WISE = frozenset(
+    f"torch.optim.{name}"
+    for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+)
+PREFIX = "model."  # of the Transformer's parameters within the Lightning module
+
+
+class ConversionError(Exception):
+    """A checkpoint that has no counterpart in the other layout; the message says why."""
+
+
+def convert_checkpoint(checkpoint: Checkpoint, old: Transformer, new: Transformer, optimizer: str) -> Checkpoint:
+    """The checkpoint of ``old``'s variant as one of ``new``'s; everything but weights and moments stays as it is.
+
+    Args:
+        checkpoint: of a model of the same configuration as ``old``.
+        old: a model with the checkpoint's attention.
+        new: the same with another attention. Both models are given the checkpoint's weights, and compared.
+        optimizer: its dotted name.
+
+    Raises:
+        ConversionError: a variant without canonical layout, an optimiser whose state cannot move, or two models that
+            differ.
+    """
+    for model in (old, new):
+        for module in model.modules():
+            if isinstance(module, MultiHeadAttention) and not module.canonical:
+                raise ConversionError(f"{type(module).__name__} has no canonical layout to convert by")
+    if optimizer not in ELEMENT_WISE:
+        raise ConversionError(
+            f"the state of {optimizer} cannot move to another layout: it is not known to treat each entry by itself"
+        )
+    weights = {name.removeprefix(PREFIX): tensor for name, tensor in checkpoint["state_dict"].items()}
+    old.load_state_dict(weights)
+    own = {name: weights[name] for name, _ in old.named_parameters()}
+    laid_out = _move(old, new, own)
+    # state_dict lists a tied parameter under each of its names.
+    first_names = {id(parameter): name for name, parameter in new.named_parameters()}
+    names = {name: first_names[id(p)] for name, p in new.named_parameters(remove_duplicate=False)}
+    converted = {name: laid_out[first].contiguous() for name, first in names.items()}
+    new.load_state_dict(converted)
+    _compare(old, new)
+    return {
+        **checkpoint,
+        "state_dict": {f"{PREFIX}{name}": tensor for name, tensor in converted.items()},
+        "optimizer_states": [_optimizer_state(state, old, new) for state in checkpoint["optimizer_states"]],
+    }
+
+
+def _move(old: nn.Module, new: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return from_canonical(new, to_canonical(old, tensors))
+
+
+def _optimizer_state(saved: Mapping[str, Any], old: nn.Module, new: nn.Module) -> dict[str, Any]:
+    """An optimiser's ``state_dict`` for the other layout."""
+    (group,) = saved["param_groups"]
+    named = {
+        name: saved["state"].get(index, {}) for name, index in zip(group["param_names"], group["params"], strict=True)
+    }
+    names = [name for name, _ in new.named_parameters()]
+    converted: dict[int, dict[str, Any]] = {index: {} for index in range(len(names))}
+    for key in dict.fromkeys(key for state in named.values() for key in state):
+        values = {name: state[key] for name, state in named.items()}
+        moved = _move_entry(key, values, old, new)
+        for index, name in enumerate(names):
+            converted[index][key] = moved[name]
+    state = {index: entries for index, entries in converted.items() if entries}
+    return {"state": state, "param_groups": [{**group, "params": list(range(len(names))), "param_names": names}]}
+
+
+def _move_entry(key: str, values: Mapping[str, Any], old: nn.Module, new: nn.Module) -> dict[str, Any]:
+    """One kind of state of all parameters: a tensor like each, moved as it is, or one number each, which must agree."""
+    shapes = {name: parameter.shape for name, parameter in old.named_parameters()}
+    if all(value is None for value in values.values()):  # such as the momentum of an optimiser without
+        return dict.fromkeys((name for name, _ in new.named_parameters()), None)
+    if all(isinstance(value, Tensor) and value.shape == shapes[name] for name, value in values.items()):
+        return {name: tensor.contiguous() for name, tensor in _move(old, new, values).items()}
+    if any(isinstance(value, Tensor) and value.dim() for value in values.values()):
+        raise ConversionError(f"the optimiser's {key} is neither like its parameter nor a number")
+    # Spread over the parameter, a number moves as its entries do, and shows where unlike numbers meet.
+    spread = {name: torch.full(shapes[name], float(value), dtype=torch.float64) for name, value in values.items()}
+    moved = {}
+    for name, tensor in _move(old, new, spread).items():
+        if tensor.min() != tensor.max():
+            raise ConversionError(f"the optimiser's {key} differs among the parameters that make up {name}")
+        like = next(iter(values.values()))
+        number = tensor.flatten()[0]
+        moved[name] = number.to(like.dtype) if isinstance(like, Tensor) else type(like)(number)
+    return moved
+
+
+@torch.no_grad()
+def _compare(old: Transformer, new: Transformer) -> None:
+    """Both models on the same random tokens, in float64, where right layouts differ by rounding alone."""
+    old, new = old.double().eval(), new.double().eval()
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(old.source_embedding.num_embeddings, (3, 7), generator=generator)
+    target = torch.randint(old.output.out_features, (3, 5), generator=generator)
+    mask = torch.ones(3, 7, dtype=torch.bool)
+    mask[1, 4:] = False
+    expected, found = old(source, mask, target), new(source, mask, target)
+    difference = float((expected - found).abs().max() / expected.abs().max())
+    if not difference < 1e-9:
+        raise ConversionError(f"the converted model differs: its outputs by {difference:.2g} of the largest")

@@ -1,0 +1,22 @@
+"""How a run can end early; each message is one line for the user. Imports nothing: every script knows these."""
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be read or written; the message names the file."""
+
+
+class NonFiniteError(Exception):
+    """Training has gone wrong for good: a loss or a gradient that is not finite."""
+
+
+class Interrupted(BaseException):
+    """The run was asked to stop, and has; not an ``Exception``, so that a sweep stops with it.
+
+    Args:
+        signum: of the signal.
+        message: what was kept.
+    """
+
+    def __init__(self, signum: int, message: str) -> None:
+        super().__init__(message)
+        self.signum = signum

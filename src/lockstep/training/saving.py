@@ -1,0 +1,156 @@
+"""When a run is saved, and what is saved so that it goes on as if it had never stopped.
+
+A checkpoint is written between two optimiser steps, after everything of the step behind it was logged: before the next
+batch, after a validation, or at the end.
+"""
+
+import math
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+
+from lockstep.training.checkpoints import BEST, FORMAT_VERSION, LAST, PREVIOUS, Checkpoint
+from lockstep.training.errors import Interrupted
+from lockstep.training.signals import Signals
+
+
+class Saving(L.Callback):
+    """Keeps the last two checkpoints and the one with the lowest validation loss; must come last among the callbacks.
+
+    Args:
+        folder: for the checkpoints.
+        every_n_steps: between checkpoints, besides those after each validation and at the end.
+        config: the run's plain configuration.
+        tokenizers: their hash.
+        signals: after one of which the run is saved and left.
+    """
+
+    def __init__(
+        self, folder: Path, every_n_steps: int, config: dict[str, Any], tokenizers: str, signals: Signals
+    ) -> None:
+        self._folder = folder
+        self._every = every_n_steps
+        self._record: dict[str, Any] = {"format_version": FORMAT_VERSION, "config": config, "tokenizers": tokenizers}
+        self._signals = signals
+        self._saved_at: int | None = None
+        self._best = math.inf
+        self._validating = False
+        self._random: dict[str, Any] | None = None
+        self._stopped_early = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self._best, "random": random_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._best = state_dict["best"]
+        self._random = state_dict["random"]
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
+        self._saved_at = checkpoint["global_step"]
+        record = checkpoint["lockstep"]
+        same_goal = record["config"]["stop_at_exact_match"] == self._record["config"]["stop_at_exact_match"]
+        self._stopped_early = record["stopped_early"] and same_goal
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
+        checkpoint["lockstep"] = {**self._record, "stopped_early": trainer.should_stop}
+        place_loops(checkpoint, trainer, validation_due=self._validating)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._random is not None:
+            set_random_state(self._random)
+        trainer.should_stop = self._stopped_early
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if batch_idx != step * trainer.accumulate_grad_batches:
+            return  # in the middle of a step
+        if step and step % self._every == 0:
+            self._save_last(trainer)
+        self._leave_if_asked(trainer)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._validating = True
+
+    def on_validation_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step < trainer.max_steps:  # a run at its end would not come back to this validation
+            self._leave_if_asked(trainer)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._validating = False
+        loss = float(trainer.callback_metrics["validation/loss"])
+        if loss < self._best:  # which no comparison with NaN is
+            self._best = loss
+            trainer.save_checkpoint(self._folder / BEST)
+        self._saved_at = None
+        self._save_last(trainer)
+        self._leave_if_asked(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._save_last(trainer)
+
+    def _leave_if_asked(self, trainer: L.Trainer) -> None:
+        if self._signals.received is not None:
+            self._save_last(trainer)
+            raise Interrupted(self._signals.received, f"saved step {trainer.global_step}")
+
+    def _save_last(self, trainer: L.Trainer) -> None:
+        if trainer.global_step == self._saved_at:
+            return
+        for logger in trainer.loggers:
+            logger.experiment.flush()  # type: ignore[attr-defined]  # or a kill would lose points behind the checkpoint
+        upcoming = self._folder / "next.ckpt"
+        trainer.save_checkpoint(upcoming)
+        if (self._folder / LAST).exists():
+            os.replace(self._folder / LAST, self._folder / PREVIOUS)
+        os.replace(upcoming, self._folder / LAST)
+        self._saved_at = trainer.global_step
+
+
+def place_loops(checkpoint: Checkpoint, trainer: L.Trainer, validation_due: bool) -> None:
+    """Rewrite the counters of Lightning's loops in a checkpoint so that training goes on right after this step.
+
+    Lightning takes up its loops at whatever point they were saved, by comparing counters; from some points it repeats
+    a validation or leaves one out, or counts a step twice. Here there is one point, in the only epoch there is: all
+    batches so far are done, and the validation after them is either done or due from its beginning.
+    """
+    loops = checkpoint["loops"]["fit_loop"]
+    batches = trainer.global_step * trainer.accumulate_grad_batches
+    in_epoch = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
+    done = dict.fromkeys(in_epoch, batches)
+    due = in_epoch if validation_due else dict.fromkeys(in_epoch, 0)
+    for progress, counters in (("epoch", in_epoch), ("epoch_loop.batch", done), ("epoch_loop.val_loop.batch", due)):
+        entry = loops[f"{progress}_progress"]
+        entry["total"], entry["current"] = dict(counters), dict(counters)
+        if "is_last_batch" in entry:
+            entry["is_last_batch"] = False
+    # Where a validation falls on this step, Lightning passes by it once more, and counts the step there.
+    interval = trainer.val_check_batch
+    passes_by = interval is not None and batches % interval == 0
+    loops["epoch_loop.state_dict"]["_batches_that_stepped"] = trainer.global_step - passes_by
+
+
+def random_state() -> dict[str, Any]:
+    """The states of all random streams, as tensors and plain data."""
+    name, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  # the stream that libraries draw from
+    return {
+        "python": random.getstate(),
+        "numpy": (name, np.asarray(keys).tolist(), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Set all random streams to what :func:`random_state` gave."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])

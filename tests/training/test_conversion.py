@@ -1,0 +1,185 @@
+"""From variant to variant: weights and moments exact to the bit, there, back, and in training on."""
+
+import functools
+import itertools
+import json
+
+import pytest
+import torch
+from conftest import VARIANTS, compose, make_variant
+from runs import config, newest, points, run, same, state
+
+from lockstep.configuration import ConfigurationError
+from lockstep.experiment import convert, convert_to, train
+from lockstep.runs import options_of_run
+from lockstep.training.checkpoints import read_checkpoint, write_checkpoint
+from lockstep.training.errors import CheckpointError
+from lockstep.training.saving import random_state, set_random_state
+
+EQUIVALENT = [name for name in VARIANTS if make_variant(name)(4, 2).canonical]
+
+
+@functools.cache
+def node(name):
+    return compose("name=x", f"attention={name}")["attention"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A checkpoint of each variant after ten steps of Adam."""
+    folder = tmp_path_factory.mktemp("trained")
+    runs = {n: run(config(folder / n, f"attention={n}", "trainer.max_steps=10")) for n in EQUIVALENT}
+    return {name: read_checkpoint(path / "checkpoints" / "last.ckpt") for name, path in runs.items()}
+
+
+@pytest.mark.parametrize(("a", "b"), list(itertools.permutations(EQUIVALENT, 2)))
+def test_there_and_back_is_exact_to_the_bit(trained, a, b):
+    there = convert_to(trained[a], node(b))
+    assert there["state_dict"].keys() == trained[b]["state_dict"].keys()
+    assert there["optimizer_states"][0]["param_groups"] == trained[b]["optimizer_states"][0]["param_groups"]
+    assert there["lockstep"]["config"]["attention"] == trained[b]["lockstep"]["config"]["attention"]
+    back = convert_to(there, node(a))
+    assert same(back, trained[a])
+
+
+@pytest.mark.parametrize("name", ["fused", "packed", "einsum"])
+def test_c18_moments_follow_their_names(trained, name):
+    """Ordered variants have trained to the same bits: converted, one's moments are the other's own."""
+    converted = convert_to(trained["per_head"], node(name))
+    assert same(converted["state_dict"], trained[name]["state_dict"])
+    assert same(converted["optimizer_states"], trained[name]["optimizer_states"])
+    moments = converted["optimizer_states"][0]["state"]
+    assert len({tuple(m["exp_avg"].flatten()[:3].tolist()) for m in moments.values()}) > len(moments) / 2
+    assert {float(m["step"]) for m in moments.values()} == {10.0}
+
+
+def test_tied_embeddings_stay_tied_and_untied_stay_apart(tmp_path):
+    for tied, count in (("all", 1), ("output", 2), ("none", 3)):
+        folder = run(config(tmp_path / tied, f"model.tied_embeddings={tied}", "trainer.max_steps=1"))
+        weights = convert_to(state(folder), node("packed"))["state_dict"]
+        three = [weights[f"model.{name}.weight"] for name in ("source_embedding", "target_embedding", "output")]
+        assert len({tuple(tensor.flatten()[:9].tolist()) for tensor in three}) == count
+
+
+@pytest.mark.parametrize(
+    ("override", "state_names"),
+    [
+        ("optimizer=sgd", {"momentum_buffer"}),
+        ("optimizer=adamw", {"step", "exp_avg", "exp_avg_sq"}),
+        ("optimizer._target_=torch.optim.NAdam", {"step", "exp_avg", "exp_avg_sq", "mu_product"}),
+        ("trainer.precision=64-true", {"step", "exp_avg", "exp_avg_sq"}),
+    ],
+)
+def test_other_optimisers_and_precisions_move_too(tmp_path, override, state_names):
+    before = state(run(config(tmp_path, override, "trainer.max_steps=3")))
+    there = convert_to(before, node("per_head"))
+    assert all(set(entries) == state_names for entries in there["optimizer_states"][0]["state"].values())
+    assert same(convert_to(there, node("fused")), before)
+
+
+def test_trained_on_as_another_variant_every_bit_agrees(tmp_path):
+    """fused, converted to per_head at step 20, goes on as the unconverted run does: losses, weights, moments."""
+    options = ["trainer.max_steps=40", "trainer.val_check_interval=100", "model.attention_dropout=0.1"]
+    fused = run(config(tmp_path / "fused", *options, "checkpoint_every=20"))
+    assert state(fused, "previous.ckpt")["global_step"] == 20
+    output = tmp_path / "as per head.ckpt"
+    told = {"checkpoint": str(fused / "checkpoints" / "previous.ckpt"), "output": str(output), "arithmetic": "ordered"}
+    convert({**told, "attention": node("per_head")})
+    options_now = options_of_run({"resume": str(output)}, [])
+    train({**options_now, "resume": str(output), "output": str(tmp_path / "per head")})
+    per_head = newest(tmp_path / "per head")
+    assert json.loads((per_head / "metrics.json").read_text())["train/steps"] == 40
+    after = [p for p in points(fused)["train/loss"] if p[0] > 20]
+    assert points(per_head)["train/loss"] == after
+    assert same(convert_to(state(per_head), node("fused"))["optimizer_states"], state(fused)["optimizer_states"])
+    assert same(convert_to(state(per_head), node("fused"))["state_dict"], state(fused)["state_dict"])
+
+
+def test_training_with_another_attention_converts_by_itself_and_says_so(tmp_path, caplog):
+    folder = run(config(tmp_path, "trainer.max_steps=4"))
+    told = {"resume": str(folder), "attention": node("packed"), "trainer": {"max_steps": 6}}
+    train({**options_of_run(told, ["attention", "trainer.max_steps"]), "resume": str(folder)})
+    assert list(tmp_path.iterdir()) == [folder]
+    assert "converted" in caplog.text
+    assert "attention was FusedAttention, is PackedAttention" in (folder / "train.log").read_text()
+    assert "PackedAttention" in (folder / "config.yaml").read_text()
+    assert "model.encoder.0.self_attention.input.weight" in state(folder)["state_dict"]
+
+
+def test_c18_an_optimiser_that_sees_matrices_whole_is_refused_by_name(trained):
+    checkpoint = dict(trained["fused"])
+    saved = {**checkpoint["lockstep"]["config"], "optimizer": {"_target_": "torch.optim.Muon", "lr": 0.1}}
+    checkpoint["lockstep"] = {**checkpoint["lockstep"], "config": saved}
+    with pytest.raises(ConfigurationError, match=r"the state of torch\.optim\.Muon cannot move"):
+        convert_to(checkpoint, node("per_head"))
+
+
+def test_a_contrast_is_refused_by_name(trained):
+    with pytest.raises(ConfigurationError, match="SharedHeadsAttention has no canonical layout"):
+        convert_to(trained["fused"], node("shared_heads"))
+
+
+def test_numbers_that_differ_among_merged_parameters_are_refused(trained):
+    checkpoint = {**trained["per_head"], "optimizer_states": [dict(trained["per_head"]["optimizer_states"][0])]}
+    entries = dict(checkpoint["optimizer_states"][0]["state"])
+    names = checkpoint["optimizer_states"][0]["param_groups"][0]["param_names"]
+    index = names.index("encoder.0.self_attention.heads.1.value.bias")
+    entries[index] = {**entries[index], "step": torch.tensor(9.0)}
+    checkpoint["optimizer_states"][0]["state"] = entries
+    with pytest.raises(ConfigurationError, match=r"step differs .* make up encoder\.0\.self_attention\.value\.bias"):
+        convert_to(checkpoint, node("fused"))
+
+
+def test_c16_success_is_reported_only_after_the_outputs_agree(trained, monkeypatch):
+    """A layout that swaps two roles has the right shapes, and loads."""
+    from lockstep.attention.packed import PackedAttention
+
+    original = PackedAttention.from_canonical
+
+    def swapped(self, tensors):
+        exchange = {"query": "key", "key": "query", "value": "value", "output": "output"}
+        return original(self, {f"{exchange[n.split('.')[0]]}.{n.split('.')[1]}": t for n, t in tensors.items()})
+
+    monkeypatch.setattr(PackedAttention, "from_canonical", swapped)
+    with pytest.raises(ConfigurationError, match="the converted model differs: its outputs by"):
+        convert_to(trained["fused"], node("packed"))
+
+
+def test_c18_clipping_by_the_global_norm_knows_no_layout():
+    """Pieces of gradient 3 and 4: clipped together to norm 1 they are 0.6 and 0.8 in either layout."""
+    apart = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    packed = [torch.nn.Parameter(torch.zeros(2))]
+    apart[0].grad, apart[1].grad, packed[0].grad = torch.tensor([3.0]), torch.tensor([4.0]), torch.tensor([3.0, 4.0])
+    for parameters in (apart, packed):
+        torch.nn.utils.clip_grads_with_norm_(
+            parameters, 1.0, torch.nn.utils.get_total_norm([p.grad for p in parameters])
+        )
+        clipped = torch.cat([p.grad for p in parameters])
+        torch.testing.assert_close(clipped, torch.tensor([0.6, 0.8]), rtol=1e-5, atol=0)
+
+
+def test_random_streams_come_back(tmp_path):
+    import random
+
+    import numpy as np
+
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(3).tolist()  # noqa: NPY002
+
+    saved = random_state()
+    torch.save(saved, tmp_path / "state")
+    first = draw()
+    set_random_state(torch.load(tmp_path / "state", weights_only=True))
+    assert draw() == first
+
+
+def test_a_converted_file_is_written_whole_or_not_at_all(tmp_path, trained):
+    write_checkpoint(trained["fused"], tmp_path / "a.ckpt")
+    told = {"checkpoint": str(tmp_path / "a.ckpt"), "arithmetic": "ordered", "attention": node("shared_heads")}
+    with pytest.raises(ConfigurationError):
+        convert({**told, "output": str(tmp_path / "b.ckpt")})
+    with pytest.raises(ConfigurationError, match="is a folder"):
+        convert({**told, "attention": node("packed"), "output": str(tmp_path)})
+    with pytest.raises(CheckpointError, match="does not exist"):
+        convert({**told, "checkpoint": str(tmp_path / "c.ckpt"), "output": str(tmp_path / "b.ckpt")})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.ckpt"]
