@@ -179,7 +179,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigurationError: before any work, and before the folder is made.
     """
-    _quiet_libraries()
+    quiet_libraries()
     options = parse(TrainOptions, config)
     try:
         attention_factory(options)()
@@ -254,7 +254,7 @@ def report(metrics: Mapping[str, Any], folder: Path, options: TrainOptions) -> N
     logger.info("look at it: tensorboard --logdir %s --samples_per_plugin images=0", options.output)
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
     """Lightning and datasets talk about themselves; a run's log is about the run."""
     datasets.disable_progress_bars()
     for name in ("lightning.pytorch", "lightning.fabric"):
