@@ -124,7 +124,7 @@ def test_other_seeds_give_the_same_verdicts(output, seed):
 
 @pytest.mark.slow
 def test_the_default_command_gives_the_verdict_at_its_head(tmp_path):
-    overrides = [f"output='{tmp_path}'", "trainer.accelerator=cpu"]
+    overrides = [f"output='{tmp_path}'", "name=default", "trainer.accelerator=cpu"]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         config = OmegaConf.to_container(hydra.compose("compare", overrides), resolve=True)
     assert compare(config, CONF) == 0
