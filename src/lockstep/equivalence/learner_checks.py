@@ -59,9 +59,9 @@ def update_differences(variant: Variant, reference: Variant, at: Conditions) -> 
     zero = {name: torch.zeros_like(tensor) for name, tensor in at.weights.items()}
     decay = _named("weight decay", *(_updated(v, [zero], at) for v in (variant, reference)))
     found += decay
-    optimizer = [_updated(v, gradients, at) for v in (variant, reference)]
     if not decay:  # else the update differs by that alone, or cannot be told apart from it
-        found += _named(f"the optimiser {_optimizer_name(reference, at)}", *optimizer)
+        updates = [_updated(v, gradients, at) for v in (variant, reference)]
+        found += _named(f"the optimiser {_optimizer_name(reference, at)}", *updates)
     return found
 
 
@@ -77,6 +77,8 @@ def _named(what: str, own: Weights, truth: Weights) -> list[str]:
 
 def _relative(a: Tensor, b: Tensor) -> float:
     distance, size = float((a - b).norm()), float(b.norm())
+    if math.isnan(distance):
+        return math.inf
     return distance / size if size else (0.0 if distance == 0 else math.inf)
 
 
