@@ -88,22 +88,24 @@ def _plain(value: Any) -> Any:
 def write_scalars(record: Record, writer: ScalarWriter) -> None:
     """The recorded figures as scalars, and a page ("Custom scalars") that lays the variants over one another.
 
-    The losses ``loss/NAME`` were logged in training.
+    Logarithms, since TensorBoard's axes start linear. The losses ``loss/NAME`` were logged in training.
     """
     for resync in record.resyncs:
-        for name, excess in resync.variants.items():
-            writer.add_scalar(f"resync/{name}", excess.noise, resync.step)
-        for index, excess in enumerate(resync.nulls, start=1):
-            writer.add_scalar(f"resync/null {index}", excess.noise, resync.step)
-        for error, excess in resync.controls.items():
-            writer.add_scalar(f"resync/control {error:.0e}", excess.noise, resync.step)
+        named = {**resync.variants, **{f"control {error:.0e}": e for error, e in resync.controls.items()}}
+        named |= {f"null {index}": null for index, null in enumerate(resync.nulls, start=1)}
+        for name, excess in named.items():
+            writer.add_scalar(f"resync/{name}", _log10(excess.noise, 1e-3), resync.step)
     for name, found in record.variants.items():
         for drift in found.drift:
-            writer.add_scalar(f"drift/{name}", drift.weights, drift.step)
-            writer.add_scalar(f"key_bias_drift/{name}", drift.key_bias, drift.step)
+            writer.add_scalar(f"drift/{name}", _log10(drift.weights, 1e-9), drift.step)
+            writer.add_scalar(f"key_bias_drift/{name}", _log10(drift.key_bias, 1e-9), drift.step)
     charts = {
         "training loss, nats": ["Multiline", ["loss/.*"]],
-        "resynchronised difference, times the noise": ["Multiline", ["resync/.*"]],
-        "free drift of the weights, relative": ["Multiline", ["drift/.*"]],
+        "log10 of the resynchronised difference in units of the noise (limit 1; 0 as -3)": ["Multiline", ["resync/.*"]],
+        "log10 of the free drift of the weights (0 as -9)": ["Multiline", ["drift/.*"]],
     }
     writer.add_custom_scalars({"Lockstep": charts})
+
+
+def _log10(value: float, smallest: float) -> float:
+    return math.log10(min(max(value, smallest), 1e18))
