@@ -186,7 +186,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         NonFiniteError: the loss or the gradient is not finite any more; the message names the last good checkpoint.
         Interrupted: a signal came; the run is saved.
     """
-    _quiet_libraries()
+    quiet_libraries()
     options = parse(TrainOptions, config)
     config = {**config, "output": str(Path(options.output).absolute()), "resume": None}
     resumed = None if options.resume is None else resume(Path(options.resume), config)
@@ -299,7 +299,7 @@ def convert(config: dict[str, Any]) -> None:
         ConfigurationError: there is no way between the two.
         CheckpointError: the checkpoint cannot be read.
     """
-    _quiet_libraries()
+    quiet_libraries()
     options = parse(ConvertOptions, config)
     path, output = Path(options.checkpoint), Path(options.output)
     checkpoint = read_checkpoint(path)
@@ -336,7 +336,7 @@ def report(metrics: Mapping[str, Any], folder: Path, output: Path) -> None:
     logger.info("look at it: tensorboard --logdir %s --samples_per_plugin images=0", shlex.quote(shown(output)))
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
     """Lightning and datasets talk about themselves; a run's log is about the run."""
     logger.setLevel(logging.INFO)
     datasets.disable_progress_bars()

@@ -51,9 +51,9 @@ def write_whole(path: Path, text: str) -> None:
 
 
 @contextmanager
-def log_file(folder: Path) -> Iterator[None]:
-    """Write the project's log to ``train.log``, after what is there."""
-    log = logging.FileHandler(folder / "train.log", encoding="utf-8")
+def log_file(folder: Path, name: str = "train.log") -> Iterator[None]:
+    """Write the project's log to a file of the run, after what is there."""
+    log = logging.FileHandler(folder / name, encoding="utf-8")
     log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger.addHandler(log)
     try:

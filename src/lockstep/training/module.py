@@ -16,9 +16,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lockstep.data.batching import Batch
 from lockstep.data.tokenization import BOS, EOS, PAD
+from lockstep.training.clipping import clip_global_norm
 from lockstep.training.errors import NonFiniteError
 from lockstep.transformer import Transformer
-from lockstep.transformer.canonical import to_canonical
 from lockstep.transformer.decoding import greedy, next_token
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
@@ -94,13 +94,10 @@ class TranslationModule(L.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip by the global norm, summed over canonical tensors so that it is the same in every layout."""
-        gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
-        norm = nn.utils.get_total_norm(to_canonical(self.model, gradients).values())
+        norm = clip_global_norm(self.model, gradient_clip_val)
         if self.trainer.precision != "16-mixed":  # whose scaler finds its scale by overflowing, and skips such steps
             self._require_finite("gradient norm", norm)
         self.log("optimizer/gradient_norm", norm)
-        if gradient_clip_val is not None:
-            nn.utils.clip_grads_with_norm_(self.model.parameters(), gradient_clip_val, norm)
 
     def _require_finite(self, name: str, value: Tensor) -> None:
         """Raise before the step is taken, while weights and optimiser are still good."""

@@ -1,0 +1,267 @@
+"""The composition root of comparisons: from a configuration to trained copies, a verdict and a report."""
+
+import json
+import logging
+import platform
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from omegaconf import OmegaConf
+from rich.console import Console
+from torch.optim import Optimizer
+
+from lockstep import experiment
+from lockstep.configuration import ConfigurationError, Node, Positive, TrainOptions, check_arguments, nearest, parse
+from lockstep.data.batching import Batch
+from lockstep.data.module import DataModule
+from lockstep.equivalence.figure import draw
+from lockstep.equivalence.lockstep_module import LockstepModule
+from lockstep.equivalence.record import Record
+from lockstep.equivalence.recorder import Recorder, log_spaced
+from lockstep.equivalence.report import show, to_json, write_scalars
+from lockstep.equivalence.step import has_canonical_layout
+from lockstep.equivalence.variant import Learner, ParameterGroup, Variant, identity
+from lockstep.equivalence.verdict import exit_status, judge
+from lockstep.runs import log_file, new_run_folder, write_whole
+from lockstep.training.schedules import schedule
+from lockstep.transformer import Transformer
+from lockstep.transformer.canonical import from_canonical, to_canonical
+
+logger = logging.getLogger("lockstep")
+
+_PRECISION = {"32-true": "float32", "64-true": "float64"}
+# Of single runs, and without a meaning here.
+_OFF = {"stop_at_exact_match": None, "attention_maps_every": 0, "checkpoint_every": 1, "resume": None}
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What ``scripts/compare.py`` can be told beside the options of training.
+
+    Attributes:
+        variants: at least two, the first the reference: a name in ``conf/attention``, the dotted name of a class, or
+            a mapping with ``attention`` (one of these), and optionally ``name`` and ``learner`` (a ``_target_``).
+        recorded_steps: how many steps are resynchronised, spaced evenly on a logarithmic scale.
+        swap_at: step at which one more copy, until then the reference, becomes the second variant.
+    """
+
+    variants: tuple[Any, ...]
+    recorded_steps: Positive
+    swap_at: Positive | None
+
+
+def _attention_node(config: Node, choice: Any, conf: Path) -> Node:
+    """The configuration of one attention."""
+    if not isinstance(choice, str):
+        raise ConfigurationError(f"option compare.variants names attentions, it cannot hold {choice!r}")
+    if "." in choice:
+        return {"_target_": choice}
+    path = conf / "attention" / f"{choice}.yaml"
+    if not path.exists():
+        known = sorted(p.stem for p in path.parent.glob("*.yaml"))
+        raise ConfigurationError(f"compare.variants: attention {choice} does not exist{nearest(choice, known)}")
+    # The file may refer to options of the run.
+    whole = OmegaConf.create({**config, "attention": OmegaConf.load(path)})
+    node = OmegaConf.to_container(whole, resolve=True)
+    assert isinstance(node, dict)
+    return dict(node["attention"])
+
+
+def _variant(config: Node, entry: Any, conf: Path, data: DataModule) -> Variant:
+    """One entry of ``compare.variants``."""
+    node = dict(entry) if isinstance(entry, dict) else {"attention": entry}
+    unknown = set(node) - {"attention", "name", "learner"}
+    if unknown or "attention" not in node:
+        raise ConfigurationError(f"option compare.variants: {node} must have attention, and may have name and learner")
+    attention = _attention_node(config, node["attention"], conf)
+    name = str(node.get("name", str(node["attention"]).rpartition(".")[2]))
+    options = parse(TrainOptions, {**config, "attention": attention})
+    learner: Learner = Learner()
+    if "learner" in node:
+        make_learner = experiment.locate(node["learner"], "learner")
+        learner = make_learner(**check_arguments(make_learner, node["learner"], "learner."))
+    cls = experiment.locate(attention, "attention")
+
+    sizes = options.model
+    dry = replace(options, model=replace(sizes, dropout=0.0, attention_dropout=0.0))
+    try:
+        models = [experiment.build_model(o, data) for o in (options, dry)]
+    except ValueError as error:
+        raise ConfigurationError(f"model: {error}") from error
+    _must_convert(models[0], name)
+    assert isinstance(cls, type)
+    arguments = {key: value for key, value in attention.items() if key != "_target_"}
+    made_of = (identity(cls, arguments), identity(type(learner), vars(learner)))
+    # Copying is faster than building, and draws nothing.
+    return Variant(name, partial(deepcopy, models[0]), partial(deepcopy, models[1]), learner, made_of)
+
+
+def _must_convert(model: Transformer, name: str) -> None:
+    """Refuse a layout that says it is canonical and is not: every later comparison would be of other weights."""
+    stored = dict(model.named_parameters())
+    if not has_canonical_layout(model):
+        return
+    returned = from_canonical(model, to_canonical(model, stored))
+    for key, parameter in stored.items():
+        if key not in returned or not torch.equal(returned[key], parameter):
+            raise ConfigurationError(f"{name}: {key} does not come back from the canonical layout as it was")
+
+
+def build_variants(config: Node, options: CompareOptions, conf: Path, data: DataModule) -> list[Variant]:
+    """The participants, the reference first, under different names.
+
+    Raises:
+        ConfigurationError: fewer than two, or a reference without a canonical layout.
+    """
+    if len(options.variants) < 2:
+        raise ConfigurationError("option compare.variants needs a reference and at least one more")
+    variants: list[Variant] = []
+    for entry in options.variants:
+        variant = _variant(config, entry, conf, data)
+        same = sum(v.name.split(" #")[0] == variant.name for v in variants)
+        variants.append(replace(variant, name=f"{variant.name} #{same + 1}") if same else variant)
+    reference, second = variants[:2]
+    if not has_canonical_layout(reference.build()):
+        raise ConfigurationError(f"option compare.variants: {reference.name} has no canonical layout to compare with")
+    if options.swap_at is not None:
+        if not has_canonical_layout(second.build()):
+            raise ConfigurationError(f"option compare.swap_at: {second.name} has no canonical layout to continue in")
+        made_of = second.identity if second.identity == reference.identity else (reference.identity, second.identity)
+        swapped = f"{reference.name}, {second.name} from step {options.swap_at}"
+        variants.append(replace(reference, name=swapped, identity=made_of, successor=second))
+    return variants
+
+
+def build_optimizer(options: TrainOptions, variants: list[Variant]) -> Callable[[list[ParameterGroup]], Optimizer]:
+    """Makes the optimiser of parameter groups; tried here on every variant.
+
+    Raises:
+        ConfigurationError: the optimiser refuses its arguments, or how a variant stores its weights.
+    """
+    make = experiment.locate(options.optimizer, "optimizer")
+    arguments = check_arguments(make, options.optimizer, "optimizer.", positional=1)
+
+    def optimizer(groups: list[ParameterGroup]) -> Optimizer:
+        made = make(groups, **arguments)
+        assert isinstance(made, Optimizer)
+        return made
+
+    for variant in variants:
+        try:
+            optimizer(variant.learner.groups(variant.build()))
+        except ValueError as error:
+            raise ConfigurationError(f"optimizer, for {variant.name}: {error}") from error
+    return optimizer
+
+
+def most_padded(data: DataModule, count: int = 20) -> Batch:
+    """Of the first training batches the one with the largest part of padding, to check functions on."""
+    return max(islice(data.train_dataloader(), count), key=lambda batch: 1 - float(batch.source_mask.float().mean()))
+
+
+def setting(options: TrainOptions) -> dict[str, str]:
+    """What a verdict's reader must know of the run."""
+    device = "CUDA" if options.trainer.accelerator != "cpu" and torch.cuda.is_available() else "CPU"
+    kind = torch.cuda.get_device_name() if device == "CUDA" else torch.backends.cpu.get_cpu_capability()
+    return {
+        "precision": _PRECISION.get(options.trainer.precision, f"{options.trainer.precision}, steps judged in float32"),
+        "optimizer": str(options.optimizer["_target_"]).rpartition(".")[2],
+        "arithmetic": f"{options.arithmetic} arithmetic",
+        "seed": f"seed {options.seed}",
+        "machine": f"{device} {platform.machine()} {kind} with {torch.get_num_threads()} thread(s)",
+        "torch": f"torch {torch.__version__}",
+    }
+
+
+def not_exercised(options: TrainOptions) -> list[str]:
+    """What the run cannot contain, and its verdict says nothing of."""
+    model = options.model
+    absent = {
+        "attention dropout": model.attention_dropout == 0,
+        "residual dropout": model.dropout == 0,
+        "gradient clipping": options.trainer.gradient_clip_val is None,
+        "biases": not model.bias,
+        "more than one head": model.num_heads == 1,
+        "queries that may see nothing": True,
+        "masks that differ between heads or queries, beside the causal one": True,
+        "causal attention with T_q != T_k": True,
+        "cached decoding": True,
+    }
+    return [what for what, missing in absent.items() if missing]
+
+
+def compare(config: dict[str, Any], conf: Path) -> int:
+    """Train all variants side by side, judge each against the first, and leave everything in a run folder.
+
+    Args:
+        config: of ``conf/compare.yaml``.
+        conf: the folder of configurations, in whose ``attention`` the variants are found.
+
+    Returns:
+        The exit status: 0 all agree, 1 any differs, 2 inconclusive.
+
+    Raises:
+        ConfigurationError: before any work, and before the folder is made.
+    """
+    experiment.quiet_libraries()
+    config = {**config, **_OFF}
+    compared = parse(CompareOptions, config.pop("compare"), "compare.")
+    options = parse(TrainOptions, {**config, "attention": {}})
+    if options.trainer.accumulate_grad_batches != 1:
+        raise ConfigurationError("option trainer.accumulate_grad_batches must be 1 here: every batch is a step")
+    max_steps = options.trainer.max_steps
+    if compared.swap_at is not None and compared.swap_at >= max_steps:
+        raise ConfigurationError(f"option compare.swap_at={compared.swap_at} must be less than {max_steps} steps")
+    data = experiment.build_data(options)
+    variants = build_variants(config, compared, conf, data)
+    module = LockstepModule(
+        variants,
+        options.seed,
+        build_optimizer(options, variants),
+        schedule(options.schedule.name, options.schedule.warmup_steps, max_steps),
+        options.label_smoothing,
+        compared.swap_at,
+    )
+    folder = new_run_folder(Path(options.output), options.name)
+    write_whole(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create({**config, "compare": asdict(compared)})))
+    with log_file(folder, "compare.log"):
+        logger.info("comparing %s with %s in %s", ", ".join(v.name for v in variants[1:]), variants[0].name, folder)
+        at = log_spaced(compared.recorded_steps, max_steps)
+        recorder = Recorder(most_padded(data), at, setting(options), not_exercised(options))
+        record = _train(options, data, module, recorder, folder)
+        verdicts = {name: judge(record, name) for name in record.variants}
+        write_whole(folder / "comparison.json", json.dumps(to_json(record, verdicts), indent=1) + "\n")
+        draw(record, folder / "comparison.png")
+        show(record, verdicts, Console(width=max(Console().width, 100)))
+        logger.info("figures, and a picture: %s", folder)
+        logger.info("look at it: tensorboard --logdir %s", options.output)
+    return exit_status(verdicts.values())
+
+
+def _train(options: TrainOptions, data: DataModule, module: LockstepModule, recorder: Recorder, folder: Path) -> Record:
+    """Train the copies; curves and differences go to TensorBoard."""
+    board = TensorBoardLogger(folder, name="", version="", default_hp_metric=False)
+    trainer = L.Trainer(
+        **asdict(options.trainer),
+        devices=1,
+        check_val_every_n_epoch=None,
+        limit_val_batches=0,
+        logger=board,
+        callbacks=[recorder],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(module, data)
+    assert recorder.record is not None
+    write_scalars(recorder.record, board.experiment)
+    board.finalize("success")
+    return recorder.record

@@ -1,0 +1,1 @@
+"""Variants trained side by side, and judged against the noise of their own arithmetic."""
