@@ -39,7 +39,7 @@ logger = logging.getLogger("lockstep")
 
 _PRECISION = {"32-true": "float32", "64-true": "float64"}
 # Of single runs, and without a meaning here.
-_OFF = {"stop_at_exact_match": None, "attention_maps_every": 0, "checkpoint_every": 1, "resume": None}
+OFF = {"stop_at_exact_match": None, "attention_maps_every": 0, "checkpoint_every": 1, "resume": None}
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def compare(config: dict[str, Any], conf: Path) -> int:
         ConfigurationError: before any work, and before the folder is made.
     """
     experiment.quiet_libraries()
-    config = {**config, **_OFF}
+    config = {**config, **OFF}
     compared = parse(CompareOptions, config.pop("compare"), "compare.")
     options = parse(TrainOptions, {**config, "attention": {}})
     if options.trainer.accumulate_grad_batches != 1:

@@ -11,7 +11,7 @@ from conftest import CONF, TINY
 from omegaconf import OmegaConf
 from torch.optim import Optimizer
 
-from lockstep.comparison import CompareOptions, build_variants, compare, most_padded
+from lockstep.comparison import OFF, CompareOptions, build_variants, compare, most_padded
 from lockstep.configuration import TrainOptions, parse
 from lockstep.data.module import DataModule
 from lockstep.equivalence.step import Conditions, random_and_distinct
@@ -44,7 +44,7 @@ def verdicts(result: dict) -> dict[str, str]:
 
 def participants(*entries: object, overrides: tuple[str, ...] = ()) -> tuple[list[Variant], DataModule, TrainOptions]:
     """Variants as ``compare.variants`` would list them, with the data and options of a small run."""
-    config = compose(*overrides) | {"stop_at_exact_match": None, "attention_maps_every": 0}
+    config = compose(*overrides) | OFF
     options = replace(parse(CompareOptions, config.pop("compare"), "compare."), variants=entries)
     train_options = parse(TrainOptions, config | {"attention": {}})
     data = build_data(train_options)
