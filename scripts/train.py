@@ -13,4 +13,4 @@ def job(config: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(Path(__file__).resolve().parents[1] / "conf", "train", job)
+    run(Path(__file__).resolve().parents[1] / "conf", "train", job, sweeps=True)

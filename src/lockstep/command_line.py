@@ -27,12 +27,18 @@ FAILURE, USAGE_ERROR = 1, 2
 Job = Callable[[dict[str, Any]], int | Mapping[str, Any]]
 
 
-def run(config_path: Path, config_name: str, job: Job) -> NoReturn:
+def run(config_path: Path, config_name: str, job: Job, *, sweeps: bool = False) -> NoReturn:
     """Compose ``config_name`` from the command line, call the job with plain values, and exit with its status.
 
     Hydra's own printing of errors is replaced: it shows a stack, or advises ``+key=``, which hides typing errors.
-    A job returns an exit status, or a run's metrics; with ``-m`` these make a table, and one that fails leaves the
-    others to run. A run ended by Ctrl-C exits with 130, by SIGTERM with 143.
+    A run ended by Ctrl-C exits with 130, by SIGTERM with 143.
+
+    Args:
+        config_path: the folder of configurations.
+        config_name: the one to compose.
+        job: returns an exit status, or a run's metrics.
+        sweeps: with ``-m``, each job's ``output`` is the sweep's folder and its ``name`` tells the swept options, the
+            metrics make a table, and a job that fails leaves the others to run.
     """
     from lockstep.configuration import ConfigurationError
 
@@ -72,7 +78,7 @@ def run(config_path: Path, config_name: str, job: Job) -> NoReturn:
                 values = options_of_run(values, [override.key_or_group for override in told])
             except CheckpointError as error:
                 _refuse(str(error), FAILURE)
-        if HydraConfig.get().mode == RunMode.MULTIRUN and "output" in values:
+        if sweeps and HydraConfig.get().mode == RunMode.MULTIRUN:
             from lockstep.sweep import Sweep
 
             sweep = sweep or Sweep(Path(HydraConfig.get().sweep.dir))

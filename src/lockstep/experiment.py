@@ -3,7 +3,6 @@
 import importlib
 import json
 import logging
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -42,6 +41,7 @@ from lockstep.runs import (
     how_to_go_on,
     log_file,
     new_run_folder,
+    report,
     resume,
     saved_config,
     shown,
@@ -320,20 +320,6 @@ def _write_inputs(folder: Path, config: Mapping[str, Any], data: DataModule) -> 
     write_whole(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(config))))
     for side in ("source", "target"):
         write_whole(folder / f"{side}_tokenizer.json", getattr(data.tokenizers, side).to_str(pretty=True))
-
-
-def report(metrics: Mapping[str, Any], folder: Path, output: Path) -> None:
-    """What was reached, where it is, and how to look at it."""
-    logger.info(
-        "test: exact match %.4f, loss %.4f; %d steps in %.0f s, %.0f target tokens/s",
-        metrics["test/exact_match"],
-        metrics["test/loss"],
-        metrics["train/steps"],
-        metrics["train/seconds"],
-        metrics["train/target_tokens_per_second"],
-    )
-    logger.info("run folder: %s", shown(folder))
-    logger.info("look at it: tensorboard --logdir %s --samples_per_plugin images=0", shlex.quote(shown(output)))
 
 
 def quiet_libraries() -> None:

@@ -4,6 +4,7 @@ import copy
 import json
 import logging
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,6 +76,20 @@ def how_to_go_on(folder: Path) -> str:
     except CheckpointError:
         return "nothing was saved yet"
     return f"go on with: python scripts/train.py {as_argument('resume', shown(folder))}"
+
+
+def report(metrics: Mapping[str, Any], folder: Path, output: Path) -> None:
+    """What was reached, where it is, and how to look at it."""
+    logger.info(
+        "test: exact match %.4f, loss %.4f; %d steps in %.0f s, %.0f target tokens/s",
+        metrics["test/exact_match"],
+        metrics["test/loss"],
+        metrics["train/steps"],
+        metrics["train/seconds"],
+        metrics["train/target_tokens_per_second"],
+    )
+    logger.info("run folder: %s", shown(folder))
+    logger.info("look at it: tensorboard --logdir %s --samples_per_plugin images=0", shlex.quote(shown(output)))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ import signal
 import pytest
 import torch
 from runs import Crash, at_step, config, crash, interrupt, newest, points, run, same, send, state
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
 
 from lockstep.configuration import ConfigurationError
 from lockstep.experiment import train
@@ -16,7 +18,7 @@ from lockstep.training.checkpoints import read_checkpoint, write_checkpoint
 from lockstep.training.errors import CheckpointError, Interrupted, NonFiniteError
 from lockstep.training.module import TranslationModule
 
-OPTIONS = ["trainer.max_steps=16", "trainer.val_check_interval=5", "checkpoint_every=3"]
+OPTIONS = ["trainer.max_steps=16", "trainer.val_check_interval=5", "checkpoint_every=3", "attention_maps_every=4"]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,14 @@ def assert_as_whole(folder, whole):
     ours, theirs = points(folder), points(whole)
     for tag in theirs.keys() - {"train/target_tokens_per_second"}:
         assert ours[tag] == theirs[tag], tag
+    assert pictures(folder) == pictures(whole)
     assert state(folder, "best.ckpt")["global_step"] == state(whole, "best.ckpt")["global_step"]
+
+
+def pictures(folder):
+    """The steps of the attention pictures."""
+    events = EventAccumulator(str(folder), size_guidance={"images": 0}).Reload()
+    return [image.step for image in events.Images("attention/cross")]
 
 
 # In the middle of an epoch and of the interval between validations; where a validation is due; at a checkpoint; at
@@ -217,7 +226,7 @@ def test_c44_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(tmp_p
 
 def test_c44_nan_never_is_the_best(tmp_path):
     calls = []
-    losses = [math.nan, 0.5, 0.4, math.nan]
+    losses = [math.nan, 0.5, 0.4, math.nan, 0.45]
 
     def validation_step(self, batch, batch_index):
         calls.append(losses[self.trainer.global_step // 4 - 1])
@@ -227,5 +236,18 @@ def test_c44_nan_never_is_the_best(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TranslationModule, "validation_step", validation_step)
         folder = run(config(tmp_path, "trainer.max_steps=16", "trainer.val_check_interval=4"))
+        assert state(folder, "best.ckpt")["global_step"] == 12
+        saved = options_of_run({"resume": str(folder)}, [])
+        go_on(folder, trainer={**saved["trainer"], "max_steps": 20})  # what was best is still known
+    assert state(folder)["global_step"] == 20
     assert state(folder, "best.ckpt")["global_step"] == 12
     assert state(folder)["callbacks"]["Saving"]["best"] == pytest.approx(0.4)
+
+
+def test_c40_hyperparameters_are_shown_as_plain_resolved_values(whole):
+    events = EventAccumulator(str(whole)).Reload()
+    content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    shown = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+    assert shown["model/d_model"].number_value == 64
+    assert shown["attention/arithmetic"].string_value == "ordered"
+    assert [step for step, _ in points(whole)["test/exact_match"]] == [16]
