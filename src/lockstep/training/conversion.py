@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lockstep.attention import MultiHeadAttention
 from lockstep.training.checkpoints import Checkpoint
+from lockstep.training.optimizer_state import from_canonical_state, to_canonical_state
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import from_canonical, to_canonical
 
@@ -50,7 +51,7 @@ def convert_checkpoint(checkpoint: Checkpoint, old: Transformer, new: Transforme
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in checkpoint["state_dict"].items()}
     old.load_state_dict(weights)
     own = {name: weights[name] for name, _ in old.named_parameters()}
-    laid_out = _move(old, new, own)
+    laid_out = from_canonical(new, to_canonical(old, own))
     # state_dict lists a tied parameter under each of its names.
     first_names = {id(parameter): name for name, parameter in new.named_parameters()}
     names = {name: first_names[id(p)] for name, p in new.named_parameters(remove_duplicate=False)}
@@ -64,46 +65,18 @@ def convert_checkpoint(checkpoint: Checkpoint, old: Transformer, new: Transforme
     }
 
 
-def _move(old: nn.Module, new: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return from_canonical(new, to_canonical(old, tensors))
-
-
 def _optimizer_state(saved: Mapping[str, Any], old: nn.Module, new: nn.Module) -> dict[str, Any]:
     """An optimiser's ``state_dict`` for the other layout."""
     (group,) = saved["param_groups"]
     named = {
         name: saved["state"].get(index, {}) for name, index in zip(group["param_names"], group["params"], strict=True)
     }
-    names = [name for name, _ in new.named_parameters()]
-    converted: dict[int, dict[str, Any]] = {index: {} for index in range(len(names))}
-    for key in dict.fromkeys(key for state in named.values() for key in state):
-        values = {name: state[key] for name, state in named.items()}
-        moved = _move_entry(key, values, old, new)
-        for index, name in enumerate(names):
-            converted[index][key] = moved[name]
-    state = {index: entries for index, entries in converted.items() if entries}
-    return {"state": state, "param_groups": [{**group, "params": list(range(len(names))), "param_names": names}]}
-
-
-def _move_entry(key: str, values: Mapping[str, Any], old: nn.Module, new: nn.Module) -> dict[str, Any]:
-    """One kind of state of all parameters: a tensor like each, moved as it is, or one number each, which must agree."""
-    shapes = {name: parameter.shape for name, parameter in old.named_parameters()}
-    if all(value is None for value in values.values()):  # such as the momentum of an optimiser without
-        return dict.fromkeys((name for name, _ in new.named_parameters()), None)
-    if all(isinstance(value, Tensor) and value.shape == shapes[name] for name, value in values.items()):
-        return {name: tensor.contiguous() for name, tensor in _move(old, new, values).items()}
-    if any(isinstance(value, Tensor) and value.dim() for value in values.values()):
-        raise ConversionError(f"the optimiser's {key} is neither like its parameter nor a number")
-    # Spread over the parameter, a number moves as its entries do, and shows where unlike numbers meet.
-    spread = {name: torch.full(shapes[name], float(value), dtype=torch.float64) for name, value in values.items()}
-    moved = {}
-    for name, tensor in _move(old, new, spread).items():
-        if tensor.min() != tensor.max():
-            raise ConversionError(f"the optimiser's {key} differs among the parameters that make up {name}")
-        like = next(iter(values.values()))
-        number = tensor.flatten()[0]
-        moved[name] = number.to(like.dtype) if isinstance(like, Tensor) else type(like)(number)
-    return moved
+    try:
+        moved = from_canonical_state(new, to_canonical_state(old, named))
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
+    state = {index: entries for index, entries in enumerate(moved.values()) if entries}
+    return {"state": state, "param_groups": [{**group, "params": list(range(len(moved))), "param_names": list(moved)}]}
 
 
 @torch.no_grad()

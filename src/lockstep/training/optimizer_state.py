@@ -1,6 +1,8 @@
 """An optimiser's state in canonical layout: moments follow the names of parameters, never their position."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +28,8 @@ class CanonicalState:
     numbers: ByName = field(default_factory=dict)
 
 
-def canonical_state(model: nn.Module, optimizer: Optimizer) -> CanonicalState:
-    """Copy the optimiser's state of the model's parameters.
+def to_canonical_state(model: nn.Module, entries: Mapping[str, Mapping[str, Any]]) -> CanonicalState:
+    """Copy what an optimiser remembers of the model's parameters, given by parameter name.
 
     Raises:
         ValueError: no other layout has a counterpart: some state is shaped like neither its parameter nor a number
@@ -35,35 +37,57 @@ def canonical_state(model: nn.Module, optimizer: Optimizer) -> CanonicalState:
     """
     stored = CanonicalState()
     for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if not isinstance(value, Tensor) or value.shape not in (parameter.shape, torch.Size()):
-                raise ValueError(f"{type(optimizer).__name__} keeps {key} of {name} in a shape of its own")
-            kind = stored.moments if value.shape == parameter.shape else stored.numbers
-            kind.setdefault(key, {})[name] = value.detach().clone().expand(parameter.shape)
+        for key, value in entries.get(name, {}).items():
+            if value is None:  # such as the momentum of an optimiser without
+                continue
+            tensor = torch.as_tensor(value).detach().clone()
+            if tensor.shape not in (parameter.shape, torch.Size()):
+                raise ValueError(f"the optimiser keeps {key} of {name} in a shape of its own")
+            kind = stored.moments if tensor.shape == parameter.shape else stored.numbers
+            kind.setdefault(key, {})[name] = tensor.expand(parameter.shape)
 
     def convert(kind: ByName) -> ByName:
         try:
             return {key: to_canonical(model, tensors) for key, tensors in kind.items()}
         except KeyError as error:
-            raise ValueError(f"{type(optimizer).__name__} keeps nothing of {error}, but of its siblings") from None
+            raise ValueError(f"the optimiser keeps nothing of {error}, but of its siblings") from None
 
     return CanonicalState(convert(stored.moments), convert(stored.numbers))
 
 
+def from_canonical_state(model: nn.Module, state: CanonicalState) -> dict[str, dict[str, Tensor]]:
+    """The inverse of :func:`to_canonical_state`.
+
+    Raises:
+        ValueError: parameters that this layout merges disagree in a number, such as the step.
+    """
+    entries: dict[str, dict[str, Tensor]] = {name: {} for name, _ in model.named_parameters()}
+    for key, tensors in state.moments.items():
+        for name, tensor in from_canonical(model, tensors).items():
+            entries[name][key] = tensor.contiguous()
+    for key, tensors in state.numbers.items():
+        for name, tensor in from_canonical(model, tensors).items():
+            number = tensor.flatten()[0]
+            if not (tensor == number).all():
+                raise ValueError(f"the optimiser's {key} differs among the parameters that make up {name}")
+            entries[name][key] = number.clone()
+    return entries
+
+
+def canonical_state(model: nn.Module, optimizer: Optimizer) -> CanonicalState:
+    """Copy the state of a living optimiser; raises as :func:`to_canonical_state`."""
+    return to_canonical_state(model, {name: optimizer.state.get(p, {}) for name, p in model.named_parameters()})
+
+
 def load_canonical_state(model: nn.Module, optimizer: Optimizer, state: CanonicalState) -> None:
-    """Lay a canonical state into an optimiser of the model's parameters, cast to their dtype.
+    """Lay a canonical state into a living optimiser, moments cast to their parameters' dtype.
 
     Raises:
         ValueError: parameters that this layout merges disagree in a number, such as the step.
     """
     parameters = dict(model.named_parameters())
-    for key, tensors in state.moments.items():
-        for name, tensor in from_canonical(model, tensors).items():
-            moment = torch.empty_like(parameters[name], memory_format=torch.contiguous_format)
-            optimizer.state[parameters[name]][key] = moment.copy_(tensor).detach()
-    for key, tensors in state.numbers.items():
-        for name, tensor in from_canonical(model, tensors).items():
-            number = tensor.flatten()[0]
-            if not (tensor == number).all():
-                raise ValueError(f"{name} merges parameters whose {key} differs")
-            optimizer.state[parameters[name]][key] = number.clone()
+    for name, entries in from_canonical_state(model, state).items():
+        parameter = parameters[name]
+        for key, tensor in entries.items():
+            # A copy: views of one canonical tensor would be one memory for the moments of several models.
+            optimizer.state[parameter][key] = tensor.to(parameter.dtype, copy=True) if tensor.dim() else tensor
