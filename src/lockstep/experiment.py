@@ -13,7 +13,7 @@ from typing import Any
 
 import datasets
 import lightning as L
-from lightning.pytorch.callbacks import EarlyStopping, RichProgressBar
+from lightning.pytorch.callbacks import EarlyStopping
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from lockstep.data.batching import collate
 from lockstep.data.module import DataModule
 from lockstep.observe.attention_maps import AttentionMaps
 from lockstep.observe.board import Board
-from lockstep.observe.progress import Samples, ValidationLines
+from lockstep.observe.progress import ProgressBar, Samples, ValidationLines
 from lockstep.observe.throughput import Throughput
 from lockstep.runs import (
     Resumed,
@@ -166,7 +166,7 @@ def callbacks(options: TrainOptions, data: DataModule) -> list[L.Callback]:
             EarlyStopping("validation/exact_match", mode="max", patience=10**9, stopping_threshold=threshold)
         )
     if sys.stdout.isatty():
-        watchers.append(RichProgressBar())
+        watchers.append(ProgressBar())
     return watchers
 
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 
 import lightning as L
+from lightning.pytorch.callbacks import RichProgressBar
 from torch import Tensor
 
 from lockstep.data.batching import Batch
@@ -11,6 +12,13 @@ from lockstep.data.tokenization import EOS, PAD
 from lockstep.training.module import TranslationModule
 
 logger = logging.getLogger("lockstep")
+
+
+class ProgressBar(RichProgressBar):
+    """Lightning's bar; a run is told its steps, not its epochs, of which Lightning would show "0/-2"."""
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return "Training"
 
 
 class ValidationLines(L.Callback):
