@@ -60,6 +60,7 @@ def test_a_source_text_means_one_day(locale: str) -> None:
     ("change", "message"),
     [
         ({"source_locale": "hu_Hu_x"}, "source_locale=hu_Hu_x is not a locale that Babel knows; did you mean hu_HU"),
+        ({"source_locale": "hungarian"}, "did you mean hu"),
         ({"target_locale": ""}, "target_locale= is not a locale"),
         ({"last_year": 1899}, "got 1900 and 1899"),
         ({"last_year": 1901, "train_size": 1000}, "730 days from 1900 to 1901 are too few for 1150"),

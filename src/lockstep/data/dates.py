@@ -95,5 +95,7 @@ def _locale(option: str, name: str) -> Locale:
     try:
         return Locale.parse(name, sep="-" if "-" in name else "_")
     except (UnknownLocaleError, ValueError):
-        near = difflib.get_close_matches(name.replace("-", "_"), locale_identifiers(), n=1, cutoff=0)
-        raise ValueError(f"{option}={name} is not a locale that Babel knows; did you mean {near[0]}?") from None
+        known = {identifier: identifier for identifier in locale_identifiers()}
+        known |= {language.lower(): code for code, language in Locale("en").languages.items() if code in known}
+        (near,) = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0)
+        raise ValueError(f"{option}={name} is not a locale that Babel knows; did you mean {known[near]}?") from None
