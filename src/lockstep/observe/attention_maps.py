@@ -5,11 +5,14 @@ Shapes: L layers, H heads, T_q and T_k query and key length.
 
 import inspect
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
+from matplotlib import get_data_path
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
@@ -88,8 +91,10 @@ def draw_attention(weights: Tensor, queries: Sequence[str], keys: Sequence[str])
     return np.asarray(image)
 
 
-def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size=10)
+@cache
+def _font() -> ImageFont.FreeTypeFont:
+    """The font that comes with matplotlib: Pillow's own has hardly a letter beyond ASCII."""
+    return ImageFont.truetype(Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", size=10)
 
 
 def _label_width(labels: Sequence[str]) -> int:
