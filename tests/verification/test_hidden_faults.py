@@ -38,6 +38,8 @@ def verify(name: str, **options: Any) -> Certificate:
         ("WritesInput", "writes into its inputs"),
         ("RunningMean", "carried over from call to call"),
         ("PackedGrouped", "unknown"),
+        ("OneShapeInverted", "ones in 'mask' hide where it has the shape b 1 q k"),
+        ("MemoryConfused", "key and value one tensor"),
     ],
 )
 def test_it_is_found(name: str, says: str) -> None:
@@ -46,7 +48,7 @@ def test_it_is_found(name: str, says: str) -> None:
     assert any(re.search(says, finding.sentence) for finding in certificate.findings), certificate.table()
 
 
-@pytest.mark.parametrize("name", ["Hooks", "Causal", "FixedDropout", "Passes", "NotANumber"])
+@pytest.mark.parametrize("name", ["Hooks", "Causal", "FixedDropout", "Passes", "Frozen", "NotANumber"])
 def test_its_right_neighbour_is_certified(name: str) -> None:
     certificate = verify(name)
     assert certificate.verdict == "equivalent", certificate.table()
@@ -66,6 +68,11 @@ def test_a_width_of_its_own_is_asked_for() -> None:
     assert certificate.verdict == "could not tell"
     assert "state its sizes" in certificate.findings[0].sentence
     assert verify("ForeignWidth", arguments={"num_heads": 3, "head_size": 8}).verdict == "equivalent"
+
+
+def test_a_shape_that_is_ignored_is_said() -> None:
+    certificate = verify("OneShapeIgnored")
+    assert "a mask is ignored where it is mask: zero_blocks (q k)" in certificate.remarks
 
 
 def test_an_argument_given_none_is_said() -> None:

@@ -137,11 +137,9 @@ def find_call(module: nn.Module, sizes: Sizes, stated: Mapping[str, Any]) -> tup
             failure = failure or error
     if not working:
         assert failure is not None
-        raise UserCodeError(
-            f"{failure}; it was given a width of {D} for {sizes.num_heads} heads: if that is not its own, "
-            "state its sizes by arguments.<name>=...",
-            failure.trace,
-        )
+        given = f"it was given a width of {D} for {sizes.num_heads} heads"
+        hint = f"; {given}: if that is not its own, state its sizes by arguments.<name>=..."
+        raise UserCodeError(f"{failure}{hint if 'shape' in str(failure) else ''}", failure.trace)
     conventions = replace(conventions, output=_output_index(out, (B, T, D)))
     layout = stated.get("layout")
     if layout not in (None, "batch_first", "time_first"):

@@ -48,6 +48,10 @@ class _Answers:
         )
         return agree(out, expected, rows)
 
+    def ignores(self, form: MaskForm) -> bool:
+        inputs, out = self.ask(_masked(form))
+        return out is not None and self.matches(replace(self.found.formula, mask="ignored"), inputs, out)
+
     def right(self, situation: Situation) -> bool | None:
         """Whether the answer is the formula's; None where the class refuses the question."""
         inputs, out = self.ask(situation)
@@ -83,6 +87,8 @@ def find_masks(
         accepted = [form for form, right in verdicts.items() if right]
         refused = all(right is None for right in verdicts.values())
         if accepted:
+            ignored = [form for form, right in verdicts.items() if right is False and answers.ignores(form)]
+            findings.remarks += [f"a mask is ignored where it is {form}" for form in ignored]
             _judge(answers, argument, accepted, cross, findings, stated=meaning is not None)
         elif refused and (meaning or shape or not _optional(subject, argument)):
             raise CannotTell(
@@ -115,6 +121,10 @@ def _judge(
     if "one_blocks" in meanings:  # whatever is not zero hides, -inf by accident
         meanings.discard("additive")
         accepted = [form for form in accepted if form.meaning in meanings]
+    if {"zero_blocks", "one_blocks"} <= meanings:
+        shapes = ", ".join(form.shape for form in accepted if form.meaning == "one_blocks")
+        sentence = f"ones in {argument!r} hide where it has the shape {shapes}, and show where it has another"
+        findings.faults.append(Fault("mask_inverted", sentence, (), "mask"))
     ones_hide = meanings <= {"one_blocks", "true_blocks"}
     if ones_hide and "one_blocks" in meanings and not stated and "key_padding" not in argument:
         findings.undecided = (

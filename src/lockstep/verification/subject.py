@@ -34,6 +34,7 @@ class Situation:
         forms: the forms of the masks that are given.
         is_causal: the class's own causal switch is on.
         batch: B.
+        memory: key and value are one tensor.
         options: further arguments, on which the output must not depend.
     """
 
@@ -45,6 +46,7 @@ class Situation:
     forms: tuple[MaskForm, ...] = ()
     is_causal: bool = False
     batch: int = B
+    memory: bool = False
     options: tuple[tuple[str, Any], ...] = ()
 
     @property
@@ -130,7 +132,7 @@ class Subject:
         ]
         query = x[0]
         key = query if situation.same or "key" not in self.conventions.roles else x[1]
-        value = key if situation.same or "value" not in self.conventions.roles else x[2]
+        value = key if situation.same or situation.memory or "value" not in self.conventions.roles else x[2]
         masks = []
         for form in situation.forms:
             sizes = zip("bhqk", (batch, H, T_q, T_k), strict=True)
@@ -224,6 +226,7 @@ def situations(conventions: Conventions, unequal_lengths: bool, flags: Mapping[s
     ]
     if apart:
         found.append(Situation("inputs apart, T_q = T_k", 5, 5, same=False))
+        found.append(Situation("key and value one tensor", 5, 5, same=False, memory=True))
     lengths = [(7, 11), (1, 5), (11, 7), (3, 1)] if apart and unequal_lengths else []
     # A causal query beyond the last key sees nothing, which is nobody's convention.
     lengths = [(T_q, T_k) for T_q, T_k in lengths if T_q <= T_k or not conventions.causal]

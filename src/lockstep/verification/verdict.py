@@ -127,6 +127,7 @@ class _Verification:
         module = module.to("cpu", torch.float64).eval()
         if any(nn.parameter.is_lazy(parameter) for parameter in module.parameters()):
             find_call(module, sizes, self.stated)  # its first call makes the parameters
+        module.requires_grad_(True)
         initial = {name: p.detach().clone() for name, p in module.named_parameters()}
         set_dropout(module, 0.0)
         _draw_everything(module)

@@ -212,6 +212,31 @@ class ForeignWidth(Base):
         super().__init__(24, num_heads)
 
 
+class Frozen(Hooks):
+    """Right, whatever is trained of it."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.k_proj.requires_grad_(False)
+
+
+class OneShapeInverted(Hooks):
+    def hide(self, scores, mask):
+        return super().hide(scores, mask if mask is None or mask.dim() == 3 else mask == 0)
+
+
+class OneShapeIgnored(Hooks):
+    def hide(self, scores, mask):
+        return super().hide(scores, None if mask is None or mask.dim() == 2 else mask)
+
+
+class MemoryConfused(Hooks):
+    """A short cut for encoder-decoder attention, at the wrong tensor."""
+
+    def forward(self, query, key, value, mask=None):
+        return super().forward(query, query if key is value and key.shape == query.shape else key, value, mask)
+
+
 class NotANumber(Hooks):
     """A row that sees nothing has zero weights."""
 
