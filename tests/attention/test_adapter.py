@@ -199,3 +199,11 @@ def test_plain_data_survives_json() -> None:
     assert plain[0] == {
         "parameter": "query_key_value.weight", "axes": "(h r k) d", "roles": ["query", "key", "value"], "heads": []
     }  # fmt: skip
+
+
+def test_layers_made_by_the_first_call_and_arguments_given_none() -> None:
+    """In a class that passes its arguments on to the one that it inherits."""
+    module = adapted("hidden.py:Passes")
+    query, memory = inputs(5, 7)
+    found = module(query, memory, memory)
+    assert torch.allclose(found, expected(module, query, memory, memory), rtol=0, atol=1e-12)

@@ -23,7 +23,7 @@ def test_a_check_that_cannot_fail_voids_the_certificate(monkeypatch: pytest.Monk
 def test_mutants_that_survive_void_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a limit that passes everything no mutant is caught, whatever becomes of the spoiled module."""
     monkeypatch.setattr(checks, "FLOAT64", 1e9)
-    monkeypatch.setattr(checks, "_single_precision", lambda subject, asked: [])
+    monkeypatch.setattr(checks, "_single_precision", lambda subject, asked: checks.Check("blunt", 0.0, 1e-5))
     monkeypatch.setattr(verdict, "blunt_checks", lambda subject, asked: [])
     certificate = lockstep.verify(GPT)
     assert certificate.verdict == "could not tell"

@@ -117,7 +117,7 @@ def test_no_false_alarm(odd: ModuleType, name: str, remark: str | None) -> None:
         ("AttributeDropout", "dropout_in_eval"),
         ("PostNorm", "core_equivalent"),
         ("InPlaceMask", "unknown"),
-        ("ScaledInEval", "unknown"),
+        ("ScaledInEval", "dropout_in_eval"),
         ("DetachedKey", "unknown"),
         ("HiddenBuffer", "unknown"),
         ("ReturnsNan", "unknown"),

@@ -63,6 +63,9 @@ class ForeignAttention(MultiHeadAttention):
         self.attention: nn.Module = load_class(target)(**resolve(arguments, words))
         if "dropout" not in str(arguments):
             self._set_dropout(dropout)
+        if any(nn.parameter.is_lazy(parameter) for parameter in self.attention.parameters()):
+            x = torch.zeros(1, 1, d_model)
+            self._call(x, x, x, ())  # makes the parameters
         layouts = [
             Layout(**{**layout, "roles": tuple(layout["roles"]), "heads": tuple(layout["heads"])}) for layout in mapping
         ]

@@ -3,12 +3,12 @@
 Shapes: B batch, H heads, T_q and T_k query and key length, D model width.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 MEANINGS = ("zero_blocks", "true_attends", "true_blocks", "additive", "one_blocks")
 MASK_SHAPES = ("b 1 q k", "b q k", "b h q k", "b 1 1 k", "b 1 k", "b k", "q k", "(b h) q k")
@@ -76,6 +76,7 @@ class Conventions:
         neutral: the form of an all-visible mask, for a class that cannot do without one.
         causal: the class always hides later keys.
         causal_argument: the argument that switches causality on.
+        none: arguments that have to be given, and are given None.
     """
 
     inputs: Mapping[str, str]
@@ -85,6 +86,7 @@ class Conventions:
     neutral: MaskForm | None = None
     causal: bool = False
     causal_argument: str | None = None
+    none: tuple[str, ...] = ()
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Conventions":
@@ -98,11 +100,11 @@ class Conventions:
         """The inputs that can differ from each other."""
         return set(self.inputs.values())
 
-    def call(self, module: nn.Module, *inputs: Any, **options: Any) -> Any:
+    def call(self, module: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         """Call ``module`` with :meth:`arguments` and return its batch-first output, whatever that is."""
         out = module(**self.arguments(*inputs, **options))
-        if self.output is not None and isinstance(out, tuple | list):
-            out = out[self.output]
+        if isinstance(out, tuple | list):
+            out = out[self.output or 0]
         return out.transpose(0, 1) if self.time_first and isinstance(out, Tensor) and out.dim() == 3 else out
 
     def arguments(
@@ -126,7 +128,7 @@ class Conventions:
             is_causal: switch ``causal_argument`` on.
         """
         turned: dict[int, Tensor] = {}  # one object stays one object: classes ask `query is key`
-        arguments: dict[str, Tensor | bool | None] = {}
+        arguments: dict[str, Tensor | bool | None] = dict.fromkeys(self.none)
         for name, role in self.inputs.items():
             x = {"query": query, "key": key, "value": value}[role]
             arguments[name] = turned.setdefault(id(x), x.transpose(0, 1)) if self.time_first else x

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.attention.conventions import MASK_SHAPES, Conventions, MaskForm
-from lockstep.verification.construction import Sizes
+from lockstep.verification.construction import Sizes, signature
 from lockstep.verification.user_code import CannotTell, UserCodeError, user_code
 
 _ROLES = {
@@ -35,13 +35,13 @@ def _role(name: str) -> str | None:
 
 def _inputs(module: nn.Module, stated: Mapping[str, str] | None) -> dict[str, str]:
     """Argument name -> role."""
-    parameters = inspect.signature(module.forward).parameters
+    parameters = signature(type(module), "forward")
     if stated is not None:
         unknown = [name for name in stated if name not in parameters]
         if unknown:
             raise CannotTell(f"conventions.inputs names {unknown[0]!r}, but forward takes ({', '.join(parameters)})")
         return dict(stated)
-    named = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    named = list(parameters)
     roles: dict[str, str] = {}
     for name in named:
         role = _role(name)
@@ -66,9 +66,18 @@ def mask_arguments(module: nn.Module) -> list[str]:
     """The arguments of ``forward`` that take masks, by name."""
     return [
         name
-        for name in inspect.signature(module.forward).parameters
-        if "mask" in name.lower() and name.lower() not in CAUSAL_ARGUMENTS
+        for name in signature(type(module), "forward")
+        if "mask" in name.lower() and name.lower() not in (*CAUSAL_ARGUMENTS, "head_mask")
     ]
+
+
+def flags(module: nn.Module) -> dict[str, bool]:
+    """The switches of ``forward`` that ask for attention weights as well, turned over: no output may depend on them."""
+    return {
+        name: not parameter.default
+        for name, parameter in signature(type(module), "forward").items()
+        if isinstance(parameter.default, bool) and {"weights", "attn", "attention", "attentions"} & set(name.split("_"))
+    }
 
 
 def _output_index(out: Any, shape: tuple[int, ...]) -> int | None:
@@ -85,10 +94,8 @@ def _output_index(out: Any, shape: tuple[int, ...]) -> int | None:
     raise CannotTell(f"it returned {type(out).__name__}, neither a tensor nor a tuple of tensors")
 
 
-def neutral_forms(module: nn.Module, meaning: str | None) -> list[MaskForm | None]:
+def _neutral_forms(required: list[str], meaning: str | None) -> list[MaskForm | None]:
     """Ways to pass no mask: none at all, or all visible in some form; the caller finds those that work."""
-    parameters = inspect.signature(module.forward).parameters
-    required = [n for n in mask_arguments(module) if parameters[n].default is inspect.Parameter.empty]
     if not required:
         return [None]
     meanings = (meaning,) if meaning else ("zero_blocks", "true_attends", "additive", "true_blocks")
@@ -103,17 +110,25 @@ def find_call(module: nn.Module, sizes: Sizes, stated: Mapping[str, Any]) -> tup
         CannotTell: names or shapes do not say; the message names the option that does.
         UserCodeError: every way to call it failed.
     """
-    conventions = Conventions(inputs=_inputs(module, stated.get("inputs")))
+    inputs, masks = _inputs(module, stated.get("inputs")), mask_arguments(module)
+    required = [
+        name
+        for name, parameter in signature(type(module), "forward").items()
+        if parameter.default is inspect.Parameter.empty and name not in inputs
+    ]
+    required = sorted(required, key=lambda name: name not in masks)
+    neutral = required[:1] if set(required) & set(masks) else []
+    conventions = Conventions(inputs=inputs, none=tuple(name for name in required if name not in neutral))
     B, T, D = 2, 7, sizes.d_model
     x = torch.randn(B, T, D, dtype=torch.float64)
     finite: list[MaskForm | None] = []
     working: list[MaskForm | None] = []
     failure: UserCodeError | None = None
     out: Any = None
-    for form in neutral_forms(module, stated.get("mask")):
+    for form in _neutral_forms(neutral, stated.get("mask")):
         try:
             with user_code("calling it"), torch.no_grad():
-                out = replace(conventions, neutral=form).call(module, sizes.num_heads, x, x, x)
+                out = module(**replace(conventions, neutral=form).arguments(sizes.num_heads, x, x, x))
             working.append(form)
             first = out[0] if isinstance(out, tuple | list) and out else out
             if isinstance(first, Tensor) and first.isfinite().all():
@@ -122,7 +137,9 @@ def find_call(module: nn.Module, sizes: Sizes, stated: Mapping[str, Any]) -> tup
             failure = failure or error
     if not working:
         assert failure is not None
-        raise failure
+        given = f"it was given a width of {D} for {sizes.num_heads} heads"
+        hint = f"; {given}: if that is not its own, state its sizes by arguments.<name>=..."
+        raise UserCodeError(f"{failure}{hint if 'shape' in str(failure) else ''}", failure.trace)
     conventions = replace(conventions, output=_output_index(out, (B, T, D)))
     layout = stated.get("layout")
     if layout not in (None, "batch_first", "time_first"):

@@ -138,6 +138,7 @@ def _call_lines(conventions: Conventions) -> list[str]:
         lines.append("always causal")
     if conventions.causal_argument:
         lines.append(f"{conventions.causal_argument}=True for causality")
+    lines += [f"{name}=None" for name in conventions.none]
     return lines
 
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from lockstep.attention.foreign import Settings, resolve
 from lockstep.verification.user_code import CannotTell
@@ -17,8 +20,9 @@ _NAMES = {
     "num_hiddens n_hidden d_in d_out dim_in dim_out in_dim out_dim input_dim output_dim in_features out_features "
     "query_dim d units channels width size",
     "num_heads": "num_heads n_heads n_head nhead nheads heads head h num_head head_num heads_num heads_count "
-    "num_attention_heads n_attention_heads attention_heads encoder_attention_heads",
-    "head_dim": "head_dim head_size dim_head d_head d_k d_v d_q depth dim_k dim_v attention_head_size",
+    "num_attention_heads n_attention_heads attention_heads encoder_attention_heads head_count",
+    "head_dim": "head_dim head_size dim_head d_head d_k d_v d_q depth dim_k dim_v d_kv key_dim dim_per_head "
+    "attention_head_size",
     "bias": "bias use_bias qkv_bias attention_bias",
     "dropout": "dropout dropout_rate dropout_prob dropout_p drop_prob drop_rate p_dropout attn_dropout attn_drop "
     "attn_pdrop attention_dropout resid_dropout resid_pdrop residual_dropout proj_drop attn_dropout_rate embd_pdrop "
@@ -27,7 +31,7 @@ _NAMES = {
 _SYMBOL = {name: symbol for symbol, names in _NAMES.items() for name in names.split()}
 _LENGTHS = (
     "block_size context_length context_size max_len max_length max_seq_len max_seq_length seq_len seq_length n_ctx "
-    "n_positions max_position_embeddings maxlen window_size num_positions ctx_len"
+    "n_positions max_position_embeddings maxlen num_positions ctx_len"
 )
 LENGTH = 256
 _CONFIGS = {"config", "cfg", "conf", "args", "configuration", "hparams", "params", "model_args", "opt"}
@@ -86,7 +90,24 @@ def _word(name: str) -> Any:
     """What to give for a constructor argument of this name, or None."""
     if name.lower() in _LENGTHS.split():
         return LENGTH
-    return "cpu" if name.lower() == "device" else _SYMBOL.get(name.lower())
+    return "cpu" if name.lower() == "device" else _symbol(name)
+
+
+def _symbol(name: str) -> str | None:
+    """The size or switch that goes by this name; whatever has "drop" in it is a dropout."""
+    return _SYMBOL.get(name.lower(), "dropout" if "drop" in name.lower() else None)
+
+
+def signature(cls: type, method: str) -> dict[str, inspect.Parameter]:
+    """The parameters of a method without ``self``; ``*args`` and ``**kwargs`` are those of the class it inherits."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:
+        if method in vars(base):
+            own = list(inspect.signature(vars(base)[method]).parameters.values())[1:]
+            found |= {p.name: p for p in own if p.name not in found and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+            if all(p.kind is not p.VAR_KEYWORD for p in own) or base is nn.Module:
+                break
+    return found
 
 
 def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tuple[nn.Module, dict[str, Any], Sizes]:
@@ -95,8 +116,8 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
     Raises:
         CannotTell: an argument cannot be guessed.
     """
-    parameters = inspect.signature(cls).parameters
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    parameters = signature(cls, "__init__")
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(cls).parameters.values())
     for name in given:
         if name not in parameters and not open_ended:
             nearest = get_close_matches(name, parameters, 1)
@@ -110,8 +131,6 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
         actual[name] = resolve({name: value}, sizes.values())[name]
     recordings: dict[str, _Recording] = {}
     for name, parameter in parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
         word = _word(name)
         if name in _CONFIGS and isinstance(given.get(name, {}), Mapping):
             actual[name] = recordings[name] = _Recording(sizes, given.get(name, {}))
@@ -122,7 +141,7 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
         elif parameter.default is parameter.empty:
             raise CannotTell(
                 f"the constructor argument {name!r} of {cls.__name__} cannot be guessed from its name; "
-                f"settle it with arguments.{name}=..."
+                f"settle it with arguments.{name}=..., a value or one of the words {', '.join(sizes.values())}"
             )
     try:
         module = cls(**actual)
@@ -158,7 +177,7 @@ def sizes_of(module: nn.Module, num_heads: int | None) -> Sizes:
     """
     found: dict[str, int] = {}
     for name, value in vars(module).items():
-        word = _SYMBOL.get(name.lower())
+        word = _symbol(name)
         if isinstance(value, int) and not isinstance(value, bool) and word is not None:
             found.setdefault(word, value)
     heads = num_heads or found.get("num_heads")
@@ -182,10 +201,27 @@ def _as_word(name: str, value: Any, sizes: Sizes) -> Any:
     """A stated size as the word it stands for, so that the saved class can take other sizes."""
     if isinstance(value, Mapping):
         return {key: _as_word(key, entry, sizes) for key, entry in value.items()}
-    word = _SYMBOL.get(name.lower())
+    word = _symbol(name)
     if word in ("d_model", "num_heads", "head_dim") and value == sizes.values()[word]:
         return word
     return value
+
+
+class WithoutDropout(TorchFunctionMode):
+    """Nothing is dropped, at whatever rate: for rates that no attribute tells."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (F.dropout, torch.dropout):
+            return args[0] if args else kwargs["input"]
+        if func is F.scaled_dot_product_attention:
+            args, kwargs = (
+                (*args[:4], *((0.0,) if len(args) > 4 else ()), *args[5:]),
+                kwargs | ({} if len(args) > 4 else {"dropout_p": 0.0}),
+            )
+        return func(*args, **kwargs)
 
 
 def set_dropout(module: nn.Module, p: float) -> int:
@@ -194,7 +230,7 @@ def set_dropout(module: nn.Module, p: float) -> int:
     for part in module.modules():
         for name, value in list(vars(part).items()):
             is_layer = isinstance(part, nn.modules.dropout._DropoutNd) or "Dropout" in type(part).__name__
-            named = _SYMBOL.get(name.lower()) == "dropout" and (name != "p" or is_layer)
+            named = _symbol(name) == "dropout" and (name != "p" or is_layer)
             if named and isinstance(value, float | int) and not isinstance(value, bool):
                 setattr(part, name, p)
                 count += 1

@@ -1,6 +1,5 @@
 """Fourth stage: which masks the class takes, in which form, and whether they do what a mask should."""
 
-import inspect
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -8,6 +7,7 @@ from torch import Tensor
 
 from lockstep.attention.conventions import MASK_SHAPES, MEANINGS, MaskForm
 from lockstep.verification.calling import CAUSAL_ARGUMENTS, mask_arguments
+from lockstep.verification.construction import signature
 from lockstep.verification.formula import FAULTS, Fault, Formula, evaluate
 from lockstep.verification.hypotheses import Hypothesis, agree
 from lockstep.verification.subject import Inputs, Situation, Subject
@@ -48,6 +48,10 @@ class _Answers:
         )
         return agree(out, expected, rows)
 
+    def ignores(self, form: MaskForm) -> bool:
+        inputs, out = self.ask(_masked(form))
+        return out is not None and self.matches(replace(self.found.formula, mask="ignored"), inputs, out)
+
     def right(self, situation: Situation) -> bool | None:
         """Whether the answer is the formula's; None where the class refuses the question."""
         inputs, out = self.ask(situation)
@@ -83,6 +87,8 @@ def find_masks(
         accepted = [form for form, right in verdicts.items() if right]
         refused = all(right is None for right in verdicts.values())
         if accepted:
+            ignored = [form for form, right in verdicts.items() if right is False and answers.ignores(form)]
+            findings.remarks += [f"a mask is ignored where it is {form}" for form in ignored]
             _judge(answers, argument, accepted, cross, findings, stated=meaning is not None)
         elif refused and (meaning or shape or not _optional(subject, argument)):
             raise CannotTell(
@@ -93,7 +99,7 @@ def find_masks(
             findings.remarks.append(f"{argument!r} accepts no mask of any known form: it was left alone")
         else:
             running = [form for form, right in verdicts.items() if right is False]
-            findings.faults.append(_diagnose(answers, running, cross=False) or _unknown(argument))
+            findings.faults.append(_diagnose(answers, argument, running, cross=False))
     findings.causal_argument = _causal_argument(answers, cross, findings)
     return findings
 
@@ -103,8 +109,8 @@ def _masked(form: MaskForm, cross: bool = False) -> Situation:
 
 
 def _optional(subject: Subject, argument: str) -> bool:
-    parameter = inspect.signature(subject.module.forward).parameters[argument]
-    return parameter.default is not inspect.Parameter.empty
+    parameter = signature(type(subject.module), "forward")[argument]
+    return parameter.default is not parameter.empty
 
 
 def _judge(
@@ -112,8 +118,15 @@ def _judge(
 ) -> None:
     """Forms that are right in self-attention: what they say of the argument, and whether they are right across."""
     meanings = {form.meaning for form in accepted}
+    if "one_blocks" in meanings:  # whatever is not zero hides, -inf by accident
+        meanings.discard("additive")
+        accepted = [form for form in accepted if form.meaning in meanings]
+    if {"zero_blocks", "one_blocks"} <= meanings:
+        shapes = ", ".join(form.shape for form in accepted if form.meaning == "one_blocks")
+        sentence = f"ones in {argument!r} hide where it has the shape {shapes}, and show where it has another"
+        findings.faults.append(Fault("mask_inverted", sentence, (), "mask"))
     ones_hide = meanings <= {"one_blocks", "true_blocks"}
-    if ones_hide and "one_blocks" in meanings and not stated:
+    if ones_hide and "one_blocks" in meanings and not stated and "key_padding" not in argument:
         findings.undecided = (
             f"the mask looks inverted: ones in {argument!r} hide, zeros show, the opposite of the usual mask of ones "
             "and zeros. If that is meant, say conventions.mask=one_blocks; if not, this is the fault"
@@ -129,7 +142,7 @@ def _judge(
         across = {form: answers.right(_masked(form, cross=True)) for form in accepted}
         wrong = [form for form, right in across.items() if right is False]
         if wrong:
-            findings.faults.append(_diagnose(answers, wrong, cross=True) or _unknown(argument))
+            findings.faults.append(_diagnose(answers, argument, wrong, cross=True))
         accepted = [form for form, right in across.items() if right] or accepted
     findings.forms += _most_general(accepted)
 
@@ -141,15 +154,15 @@ def _most_general(accepted: list[MaskForm]) -> list[MaskForm]:
     return [form for form in accepted if form in chosen.values()]
 
 
-def _diagnose(answers: _Answers, running: list[MaskForm], cross: bool) -> Fault | None:
-    """The fault that explains the answers to the forms that the class does not refuse."""
+def _diagnose(answers: _Answers, argument: str, running: list[MaskForm], cross: bool) -> Fault:
+    """The fault of this argument that explains the answers to the forms that the class does not refuse."""
     asked = {form: answers.ask(_masked(form, cross)) for form in running}
 
     def explains(fault: Fault, form: MaskForm) -> bool:
         inputs, out = asked[form]
         return out is not None and answers.matches(fault.applied_to(answers.found.formula), inputs, out)
 
-    faults = {fault.code: fault for fault in FAULTS if fault.stage == "mask"}
+    faults = {f.code: replace(f, sentence=f"{f.sentence} ({argument!r})") for f in FAULTS if f.stage == "mask"}
     ignored = faults["mask_ignored_across" if cross else "mask_ignored"]
     if all(explains(ignored, form) for form in running):
         return ignored
@@ -158,7 +171,7 @@ def _diagnose(answers: _Answers, running: list[MaskForm], cross: bool) -> Fault 
     for code, forms in (("mask_inverted", usual), ("mask_added", usual), ("mask_tiled", running)):
         if any(explains(faults[code], form) for form in forms):
             return faults[code]
-    return None
+    return _unknown(argument)
 
 
 def _unknown(argument: str) -> Fault:
@@ -169,7 +182,7 @@ def _causal_argument(answers: _Answers, cross: bool, findings: MaskFindings) -> 
     """The argument that switches causality on, if there is one that works alone."""
     if answers.found.formula.causal != "none":
         return None
-    for name in inspect.signature(answers.subject.module.forward).parameters:
+    for name in signature(type(answers.subject.module), "forward"):
         if name.lower() not in CAUSAL_ARGUMENTS:
             continue
         conventions = answers.subject.conventions

@@ -4,8 +4,10 @@ Shapes: B batch, T_q and T_k query and key length, D = d_model, H = num_heads.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from lockstep.verification.construction import Sizes
 from lockstep.verification.formula import Formula, evaluate
 from lockstep.verification.user_code import UserCodeError, user_code
 
-B = 2
+B, LONG = 2, 130
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ class Situation:
         scale: of the inputs; the scores grow with its square.
         forms: the forms of the masks that are given.
         is_causal: the class's own causal switch is on.
+        batch: B.
+        memory: key and value are one tensor.
+        options: further arguments, on which the output must not depend.
     """
 
     name: str
@@ -40,6 +45,14 @@ class Situation:
     scale: float = 1.0
     forms: tuple[MaskForm, ...] = ()
     is_causal: bool = False
+    batch: int = B
+    memory: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def refusable(self) -> bool:
+        """To refuse it is no wrong answer: masks that are fine alone but not together, an option, a long sequence."""
+        return len(self.forms) + self.is_causal > 1 or bool(self.options) or self.T_k >= LONG
 
 
 @dataclass(frozen=True)
@@ -75,9 +88,10 @@ class Subject:
         self.module, self.sizes, self.conventions, self.mapping = module, sizes, conventions, mapping
 
     def call(self, inputs: Inputs, situation: Situation) -> Tensor:
+        module = functools.partial(self.module, **dict(situation.options))
         with user_code(f"calling it ({situation.name})"):
             out = self.conventions.call(
-                self.module, self.sizes.num_heads, inputs.query, inputs.key, inputs.value,
+                module, self.sizes.num_heads, inputs.query, inputs.key, inputs.value,
                 list(zip(situation.forms, inputs.masks, strict=True)), situation.is_causal,
             )  # fmt: skip
         if not isinstance(out, Tensor) or out.shape != inputs.query.shape:
@@ -111,16 +125,17 @@ class Subject:
         """Inputs for a situation; a mask leaves something to see in every row."""
         generator = torch.Generator().manual_seed(seed)
         D, H, T_q, T_k = self.sizes.d_model, self.sizes.num_heads, situation.T_q, situation.T_k
+        batch = situation.batch
         x = [
-            (torch.randn(B, T, D, generator=generator, dtype=torch.float64) * situation.scale).to(dtype)
+            (torch.randn(batch, T, D, generator=generator, dtype=torch.float64) * situation.scale).to(dtype)
             for T in (T_q, T_k, T_k)
         ]
         query = x[0]
         key = query if situation.same or "key" not in self.conventions.roles else x[1]
-        value = key if situation.same or "value" not in self.conventions.roles else x[2]
+        value = key if situation.same or situation.memory or "value" not in self.conventions.roles else x[2]
         masks = []
         for form in situation.forms:
-            sizes = zip("bhqk", (B, H, T_q, T_k), strict=True)
+            sizes = zip("bhqk", (batch, H, T_q, T_k), strict=True)
             visible = torch.rand([n if axis in form.shape else 1 for axis, n in sizes], generator=generator) < 0.6
             # Nothing is empty, under causality either: every query sees the first key.
             visible[..., 0] = True
@@ -193,21 +208,25 @@ class Spoiled(Subject):
         return out + 1e-3 * torch.randn_like(out)
 
 
-def situations(conventions: Conventions, unequal_lengths: bool) -> list[Situation]:
+def situations(conventions: Conventions, unequal_lengths: bool, flags: Mapping[str, bool]) -> list[Situation]:
     """Everything that a class so called can be asked.
 
     Args:
         conventions: with the masks it accepts.
         unequal_lengths: the class works with T_q other than T_k, where it has inputs for it.
+        flags: arguments that ask for attention weights as well.
     """
     apart = len(conventions.roles) > 1
     found = [
         Situation("self-attention", 7, 7),
+        Situation("a single sample", 5, 5, batch=1),
         Situation("length 1", 1, 1),
+        Situation("a long sequence", LONG, LONG),
         Situation("large scores", 7, 7, scale=6.0),
     ]
     if apart:
         found.append(Situation("inputs apart, T_q = T_k", 5, 5, same=False))
+        found.append(Situation("key and value one tensor", 5, 5, same=False, memory=True))
     lengths = [(7, 11), (1, 5), (11, 7), (3, 1)] if apart and unequal_lengths else []
     # A causal query beyond the last key sees nothing, which is nobody's convention.
     lengths = [(T_q, T_k) for T_q, T_k in lengths if T_q <= T_k or not conventions.causal]
@@ -215,19 +234,31 @@ def situations(conventions: Conventions, unequal_lengths: bool) -> list[Situatio
     masked: list[tuple[str, tuple[MaskForm, ...], bool]] = [(str(form), (form,), False) for form in conventions.masks]
     if conventions.causal_argument:
         masked.append((conventions.causal_argument, (), True))
-    masked += [(f"{name} together", forms, is_causal) for name, forms, is_causal in _together(conventions)]
+    masked += _together(conventions)
+    for name, forms, is_causal in masked[:1]:
+        found.append(Situation(f"{name}, large scores", 7, 7, scale=6.0, forms=forms, is_causal=is_causal))
     for name, forms, is_causal in masked:
         found.append(Situation(f"{name}, self", 7, 7, forms=forms, is_causal=is_causal))
         if lengths:
             found.append(Situation(f"{name}, cross", 5, 11, same=False, forms=forms, is_causal=is_causal))
+    found += [
+        replace(situation, name=f"{situation.name}, {flag}={value}", options=((flag, value),))
+        for flag, value in flags.items()
+        for situation in found
+        if situation.T_q == situation.T_k == 7
+    ]
     return found
 
 
 def _together(conventions: Conventions) -> list[tuple[str, tuple[MaskForm, ...], bool]]:
-    """The first form of every mask argument, and the causal switch, all at once."""
-    first: dict[str, MaskForm] = {}
+    """Every mask argument, in each of its meanings, and the causal switch, all at once."""
+    first: dict[str, dict[str, MaskForm]] = {}
     for form in conventions.masks:
-        first.setdefault(form.argument, form)
+        first.setdefault(form.argument, {}).setdefault(form.meaning, form)
     switch = conventions.causal_argument
-    names = [*first, *([switch] if switch else [])]
-    return [(" and ".join(names), tuple(first.values()), bool(switch))] if first and len(names) > 1 else []
+    if not first or len(first) + bool(switch) == 1:
+        return []
+    return [
+        (" and ".join([*map(str, forms), *([switch] if switch else [])]) + " together", forms, bool(switch))
+        for forms in product(*(by_meaning.values() for by_meaning in first.values()))
+    ]

@@ -1,6 +1,5 @@
 """The question as people ask it: is this class multi-head attention, and if not, what is wrong with it?"""
 
-import inspect
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,11 +11,11 @@ from torch import Tensor, nn
 
 from lockstep.attention.contract import INPUT_ROLES
 from lockstep.attention.conventions import MASK_SHAPES, MEANINGS
-from lockstep.attention.foreign import load_class
-from lockstep.verification.calling import CAUSAL_ARGUMENTS, OPTIONS, find_call
+from lockstep.attention.foreign import load_class, resolve
+from lockstep.verification.calling import CAUSAL_ARGUMENTS, OPTIONS, find_call, flags
 from lockstep.verification.certificate import Certificate, Finding
 from lockstep.verification.checks import FLOAT32, Check, judged_checks
-from lockstep.verification.construction import construct, set_dropout, sizes_of
+from lockstep.verification.construction import construct, set_dropout, signature, sizes_of
 from lockstep.verification.formula import CORE
 from lockstep.verification.hypotheses import Hypothesis
 from lockstep.verification.mapping import MappingSearch, Unexplained
@@ -120,19 +119,23 @@ class _Verification:
                 module, c.arguments, sizes = construct(loaded, arguments, heads)
             c.remarks += [
                 f"only {name}={c.arguments.get(name, parameter.default)} was verified; see arguments.{name}"
-                for name, parameter in inspect.signature(loaded).parameters.items()
+                for name, parameter in signature(loaded, "__init__").items()
                 if name.lower() in CAUSAL_ARGUMENTS
             ]
         if printed.getvalue():
             c.remarks.append("it prints while it is constructed")
-        initial = {name: p.detach().double().clone() for name, p in module.named_parameters()}
         module = module.to("cpu", torch.float64).eval()
+        if any(nn.parameter.is_lazy(parameter) for parameter in module.parameters()):
+            find_call(module, sizes, self.stated)  # its first call makes the parameters
+        module.requires_grad_(True)
+        initial = {name: p.detach().clone() for name, p in module.named_parameters()}
         set_dropout(module, 0.0)
         _draw_everything(module)
         conventions, neutrals = find_call(module, sizes, self.stated)
         c.conventions = conventions
+        c.remarks += [f"{name!r} was given None: what it does was not verified" for name in conventions.none]
         search = MappingSearch(module, sizes, conventions, neutrals)
-        if self._answers_at_random(search, module):
+        if self._answers_otherwise(search):
             return
         try:
             found = search.search()
@@ -149,8 +152,10 @@ class _Verification:
         undecided = self._masks(subject, found, equal_lengths)
         c.conventions = subject.conventions
         if self._bijection(subject, found):
-            asked = situations(subject.conventions, not equal_lengths)
-            self._certify(subject, [situation for situation in asked if self._answered(subject, situation)], initial)
+            asked = situations(subject.conventions, not equal_lengths, flags(module))
+            dropping = self._dropping(loaded, subject)
+            asked = [situation for situation in asked if self._answered(subject, situation)]
+            self._certify(subject, asked, initial, dropping)
         if c.findings and {finding.code for finding in c.findings} <= CORE:
             beside = ", ".join(fault.sentence for fault in found.faults)
             c.findings.append(Finding("core_equivalent", f"the attention core is the reference; beside it, {beside}"))
@@ -158,24 +163,29 @@ class _Verification:
             c.verdict = "could not tell"
             c.findings.append(Finding("mask_inverted", undecided))
 
-    def _answers_at_random(self, search: MappingSearch, module: nn.Module) -> bool:
-        """Whether dropout stays active in eval in a way that leaves nothing else to be asked."""
+    def _answers_otherwise(self, search: MappingSearch) -> bool:
+        """Whether the same call is answered differently, which leaves nothing else to be asked."""
         inputs = search.inputs(2, 7, 7)
-        for p in (0.0, 0.5):
-            if set_dropout(module, p) == 0 and p:
-                break
-            try:
-                twice = search.run(inputs, search.neutrals[0]) - search.run(inputs, search.neutrals[0])
-                random = bool(twice.nan_to_num().any())
-            finally:
-                set_dropout(module, 0.0)
-            if random:
-                self.certificate.verdict = "different"
-                self.certificate.findings.append(
-                    Finding("dropout_in_eval", "dropout stays active in eval: called twice, it answers differently")
-                )
-                return p == 0
-        return False
+        before = [x.clone() for x in inputs]
+
+        def differ(seeds: tuple[int, int]) -> bool:
+            answers = []
+            for seed in seeds:
+                torch.manual_seed(seed)
+                answers.append(search.run(inputs, search.neutrals[0]))
+            return bool((answers[0] - answers[1]).nan_to_num().any())
+
+        if not differ((0, 1)):
+            return False
+        self.certificate.verdict = "different"
+        if not all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True)):
+            code, sentence = "changes_inputs", "it writes into its inputs"
+        elif differ((0, 0)):
+            code, sentence = "keeps_state", "something is carried over from call to call"
+        else:
+            code, sentence = "dropout_in_eval", "dropout stays active in eval"
+        self.certificate.findings.append(Finding(code, f"{sentence}: called twice, it answers differently"))
+        return True
 
     def _judge_mapping(self, search: MappingSearch, found: Hypothesis) -> None:
         c = self.certificate
@@ -255,8 +265,8 @@ class _Verification:
         return not unused
 
     def _answered(self, subject: Subject, situation: Situation) -> bool:
-        """Masks that are fine alone may be refused together, which is no wrong answer."""
-        if len(situation.forms) + situation.is_causal > 1:
+        """Whether it may be judged: what it may refuse is tried first."""
+        if situation.refusable:
             try:
                 subject.call(subject.draw(situation), situation)
             except UserCodeError as error:
@@ -264,20 +274,49 @@ class _Verification:
                 return False
         return True
 
-    def _certify(self, subject: Subject, asked: list[Situation], initial: dict[str, Tensor]) -> None:
+    def _dropping(self, loaded: type | nn.Module, subject: Subject) -> Check:
+        """Whether dropout is inactive in eval: the layers told to drop, and the class constructed anew to do so."""
+        situation, figure = Situation("self-attention", 7, 7), 0.0
+        inputs, arguments = subject.draw(situation), self.certificate.arguments
+        dropping = [subject]
+        if isinstance(loaded, type) and "'dropout'" in str(arguments):
+            with user_code("constructing it with a dropout of 0.5"):
+                anew = loaded(**resolve(arguments, subject.sizes.values(dropout=0.5))).to(torch.float64).eval()
+            dropping.append(Subject(anew, subject.sizes, subject.conventions, subject.mapping))
+        with torch.no_grad():
+            without = subject.call(inputs, situation)
+            found = set_dropout(subject.module, 0.5)
+            try:
+                for each in dropping:
+                    if each is not subject:
+                        each.call(inputs, situation)  # where parameters are made by the first call
+                        each.module.load_state_dict(subject.module.state_dict(), strict=False)
+                    figure = max(figure, float((each.call(inputs, situation) - without).abs().max()))
+            finally:
+                set_dropout(subject.module, 0.0)
+        if figure:
+            self.certificate.verdict = "different"
+            self.certificate.findings.append(
+                Finding("dropout_in_eval", "dropout stays active in eval: at 0.5 the answer is another")
+            )
+        note = "" if found or len(dropping) > 1 else "it has none"
+        return Check("dropout of 0.5 is inactive in eval", figure, 0.0, numerical=False, note=note)
+
+    def _certify(self, subject: Subject, asked: list[Situation], initial: dict[str, Tensor], dropping: Check) -> None:
         c = self.certificate
-        c.checks += judged_checks(subject, asked)
-        c.checks.append(_dropout_in_eval(subject))
+        c.checks += [*judged_checks(subject, asked), dropping]
         if c.findings:
             return
         failed = [check for check in c.checks if not check.passed]
         if failed:
-            first = failed[0].figure
-            single = isinstance(first, float) and first <= FLOAT32 and "float32" not in {x.what[:7] for x in failed}
-            code, what = ("single_precision", "something inside is computed in single precision only") if single else (
-                "unknown", "unknown difference")  # fmt: skip
+            seen = ", ".join(str(said) for said in (failed[0].figure, failed[0].note) if said)
+            code, what = "unknown", "unknown difference"
+            outputs = [check for check in failed if not check.what.startswith("gradients")]
+            rounded = [c for c in outputs if isinstance(c.figure, float) and c.figure <= FLOAT32]
+            if outputs and rounded == outputs:
+                code, what = "single_precision", "right to single precision only: it rounds, or adds a small constant"
             self.certificate.verdict = "different"
-            c.findings.append(Finding(code, f"{what}, first seen in: {failed[0].what} ({failed[0].figure})"))
+            c.findings.append(Finding(code, f"{what}, first seen in: {failed[0].what} ({seen})"))
             return
         c.mutants = dict(mutants(subject, asked))
         survivors = [name for name, outcome in c.mutants.items() if outcome == "NOT CAUGHT"]
@@ -295,18 +334,3 @@ def _draw_everything(module: nn.Module) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(std=parameter.shape[-1] ** -0.5)
-
-
-def _dropout_in_eval(subject: Subject) -> Check:
-    situation = Situation("self-attention", 7, 7)
-    inputs = subject.draw(situation)
-    with torch.no_grad():
-        without = subject.call(inputs, situation)
-        found = set_dropout(subject.module, 0.5)
-        try:
-            figure = float((subject.call(inputs, situation) - without).abs().max())
-        finally:
-            set_dropout(subject.module, 0.0)
-    return Check(
-        "dropout of 0.5 is inactive in eval", figure, 0.0, numerical=False, note="" if found else "it has none"
-    )
