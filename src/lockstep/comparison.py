@@ -30,7 +30,7 @@ from lockstep.equivalence.report import show, to_json, write_scalars
 from lockstep.equivalence.step import has_canonical_layout
 from lockstep.equivalence.variant import Learner, ParameterGroup, Variant, identity
 from lockstep.equivalence.verdict import exit_status, judge
-from lockstep.runs import log_file, new_run_folder, write_whole
+from lockstep.runs import log_file, new_run_folder, tensorboard_command, write_whole
 from lockstep.training.schedules import schedule
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import from_canonical, to_canonical
@@ -242,7 +242,7 @@ def compare(config: dict[str, Any], conf: Path) -> int:
         draw(record, folder / "comparison.png")
         show(record, verdicts, Console(width=max(Console().width, 100)))
         logger.info("figures, and a picture: %s", folder)
-        logger.info("look at it: tensorboard --logdir %s", options.output)
+        logger.info("look at it: %s", tensorboard_command(Path(options.output)))
     return exit_status(verdicts.values())
 
 

@@ -78,6 +78,14 @@ def how_to_go_on(folder: Path) -> str:
     return f"go on with: python scripts/train.py {as_argument('resume', shown(folder))}"
 
 
+def tensorboard_command(output: Path) -> str:
+    """The command that shows all runs, and all pictures: of each kind TensorBoard would keep ten.
+
+    Not ``images=0``, which one of TensorBoard's two readers takes for all, and the other for none.
+    """
+    return f"tensorboard --logdir {shlex.quote(shown(output))} --samples_per_plugin images=1000"
+
+
 def report(metrics: Mapping[str, Any], folder: Path, output: Path) -> None:
     """What was reached, where it is, and how to look at it."""
     logger.info(
@@ -89,7 +97,7 @@ def report(metrics: Mapping[str, Any], folder: Path, output: Path) -> None:
         metrics["train/target_tokens_per_second"],
     )
     logger.info("run folder: %s", shown(folder))
-    logger.info("look at it: tensorboard --logdir %s --samples_per_plugin images=0", shlex.quote(shown(output)))
+    logger.info("look at it: %s", tensorboard_command(output))
 
 
 @dataclass(frozen=True)

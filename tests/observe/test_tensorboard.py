@@ -1,20 +1,24 @@
 """A running TensorBoard server is asked for what a user would see."""
 
 import json
+import shlex
 import subprocess
 import sys
+import time
 import urllib.request
 from contextlib import contextmanager
 
 from conftest import TINY, compose
 
 from lockstep.experiment import train
+from lockstep.runs import tensorboard_command
 
 
 @contextmanager
 def tensorboard(logdir):
-    """The address of a TensorBoard server on a free port."""
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--port", "0", "--load_fast", "false"]
+    """The address of a TensorBoard server on a free port, started as a run tells its user to."""
+    _, *arguments = shlex.split(tensorboard_command(logdir))
+    command = [sys.executable, "-m", "tensorboard.main", *arguments, "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None
@@ -32,12 +36,21 @@ def ask(address, plugin, question=None):
         return json.load(answer)
 
 
+def wait_for(question, until):
+    """The server reads the files while it answers."""
+    for _ in range(60):
+        if until(answer := question()):
+            break
+        time.sleep(0.5)
+    return answer
+
+
 def test_curves_of_two_variants_overlay_and_every_head_is_there(tmp_path):
     for name in ("per_head", "fused"):
         options = ["trainer.max_steps=6", "trainer.val_check_interval=3", "attention_maps_every=3"]
         train(compose(*TINY, f"output={tmp_path}", f"name=copy-{name}", f"attention={name}", *options))
     with tensorboard(tmp_path) as address:
-        scalars = ask(address, "scalars/tags")
+        scalars = wait_for(lambda: ask(address, "scalars/tags"), until=lambda runs: len(runs) == 2)
         assert [run.rsplit("-", 6)[0] for run in sorted(scalars)] == ["copy-fused", "copy-per_head"]
         first, second = (set(tags) for tags in scalars.values())
         assert first == second
@@ -57,6 +70,9 @@ def test_curves_of_two_variants_overlay_and_every_head_is_there(tmp_path):
         assert all(
             {"attention/encoder", "attention/decoder", "attention/cross"} <= set(tags) for tags in images.values()
         )
+        for run in images:
+            drawn = ask(address, f"images/images?run={run}&tag=attention/cross&sample=0")
+            assert [picture["step"] for picture in drawn] == [0, 3, 6]
         assert all("samples/text_summary" in tags for tags in ask(address, "text/tags").values())
         names = {info["name"] for info in ask(address, "hparams/experiment", {})["hparamInfos"]}
         assert {"model/d_model", "optimizer/lr", "seed"} <= names
