@@ -68,7 +68,10 @@ def run(config_path: Path, config_name: str, job: Job, *, sweeps: bool = False) 
     @hydra.main(version_base="1.3", config_path=str(config_path), config_name=config_name)
     def composed(config: DictConfig) -> None:
         nonlocal status, sweep
-        values = _plain(config)
+        try:
+            values = _plain(config)
+        except OmegaConfBaseException as error:
+            _refuse(_in_one_line(error, config_path, config_name))
         told = OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task))
         choices: dict[str, str] = {}
         if isinstance(values.get("resume"), str):
