@@ -58,6 +58,7 @@ def resume_command(output):
     return shlex.split(line.partition("scripts/train.py ")[2])
 
 
+@pytest.mark.slow
 def test_c42_c34_two_ctrl_c_save_and_exit_with_130_and_the_printed_command_goes_on(tmp_path):
     status, output, folder = stop(tmp_path, signal.SIGINT, signal.SIGINT)
     assert status == 130
@@ -196,6 +197,7 @@ def test_dates_are_learnt_and_another_script_works_without_a_change(tmp_path):
         assert metrics["test/exact_match"] >= 0.99
 
 
+@pytest.mark.slow
 def test_an_unknown_locale_is_refused_in_one_line(tmp_path):
     status, output, errors = script("train", "data=dates", "data.source_locale=hungarian", cwd=tmp_path)
     assert (status, output) == (2, "")

@@ -82,6 +82,7 @@ def test_c37_the_command_line_wins_and_is_what_is_saved(tmp_path):
     assert "num_heads: 1" in (folder / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_a_users_class_plugs_in_by_a_file_beside_them(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from lockstep.attention.fused import FusedAttention\n"

@@ -132,6 +132,7 @@ def test_the_default_command_gives_the_verdict_at_its_head(tmp_path):
     assert "IDENTICAL: no differing bit in 500 steps" in path.read_text()
 
 
+@pytest.mark.slow
 def test_the_script_refuses_in_one_line_and_with_status_2():
     script = CONF.parent / "scripts" / "compare.py"
     done = subprocess.run(

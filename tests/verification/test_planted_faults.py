@@ -7,10 +7,16 @@ from plants import CLASSES, PLANTS, Plant, planted
 
 import lockstep
 
-CASES = [(name, plant) for name, plants in PLANTS.items() for plant in plants]
+CASES = [
+    pytest.param(
+        name, plant, id=f"{name}: {plant.code}: {plant.new[:40]}", marks=pytest.mark.slow if name == "fused01" else ()
+    )
+    for name, plants in PLANTS.items()
+    for plant in plants
+]
 
 
-@pytest.mark.parametrize(("name", "plant"), CASES, ids=lambda x: x if isinstance(x, str) else f"{x.code}: {x.new[:40]}")
+@pytest.mark.parametrize(("name", "plant"), CASES)
 def test_a_planted_fault_is_named(name: str, plant: Plant, tmp_path: Path) -> None:
     source = (Path(__file__).parent / "foreign" / f"{name}.py").read_text()
     (tmp_path / "planted.py").write_text(planted(source, plant))
