@@ -27,13 +27,12 @@ from lockstep.equivalence.lockstep_module import LockstepModule
 from lockstep.equivalence.record import Record
 from lockstep.equivalence.recorder import Recorder, log_spaced
 from lockstep.equivalence.report import show, to_json, write_scalars
-from lockstep.equivalence.step import has_canonical_layout
 from lockstep.equivalence.variant import Learner, ParameterGroup, Variant, identity
 from lockstep.equivalence.verdict import exit_status, judge
 from lockstep.runs import log_file, new_run_folder, tensorboard_command, write_whole
 from lockstep.training.schedules import schedule
 from lockstep.transformer import Transformer
-from lockstep.transformer.canonical import from_canonical, to_canonical
+from lockstep.transformer.canonical import from_canonical, has_canonical_layout, to_canonical
 
 logger = logging.getLogger("lockstep")
 
@@ -146,14 +145,7 @@ def build_optimizer(options: TrainOptions, variants: list[Variant]) -> Callable[
     Raises:
         ConfigurationError: the optimiser refuses its arguments, or how a variant stores its weights.
     """
-    make = experiment.locate(options.optimizer, "optimizer")
-    arguments = check_arguments(make, options.optimizer, "optimizer.", positional=1)
-
-    def optimizer(groups: list[ParameterGroup]) -> Optimizer:
-        made = make(groups, **arguments)
-        assert isinstance(made, Optimizer)
-        return made
-
+    optimizer = experiment.optimizer_factory(options)
     for variant in variants:
         try:
             optimizer(variant.learner.groups(variant.build()))

@@ -130,22 +130,26 @@ def _transformer(options: TrainOptions, source_vocabulary: int, target_vocabular
         raise ConfigurationError(f"model: {error}") from error
 
 
-def build_module(options: TrainOptions, model: Transformer) -> TranslationModule:
-    """The model with its loss and optimiser."""
-    make_optimizer = locate(options.optimizer, "optimizer")
-    if not (isinstance(make_optimizer, type) and issubclass(make_optimizer, Optimizer)):
+def optimizer_factory(options: TrainOptions) -> Callable[[Any], Optimizer]:
+    """Makes the optimiser of named parameters or parameter groups; its arguments are checked here, once."""
+    cls = locate(options.optimizer, "optimizer")
+    if not (isinstance(cls, type) and issubclass(cls, Optimizer)):
         raise ConfigurationError(
             f"option optimizer._target_={options.optimizer['_target_']} is not a torch.optim.Optimizer"
         )
-    arguments = check_arguments(make_optimizer, options.optimizer, "optimizer.", positional=1)
+    arguments = check_arguments(cls, options.optimizer, "optimizer.", positional=1)
+    return lambda parameters: cls(parameters, **arguments)
+
+
+def build_module(options: TrainOptions, model: Transformer) -> TranslationModule:
+    """The model with its loss and optimiser."""
+    optimizer = optimizer_factory(options)
     try:
-        make_optimizer([nn.Parameter()], **arguments)
+        optimizer([nn.Parameter()])
     except ValueError as error:
         raise ConfigurationError(f"optimizer: {error}") from error
     factor = schedule(options.schedule.name, options.schedule.warmup_steps, options.trainer.max_steps)
-    return TranslationModule(
-        model, lambda parameters: make_optimizer(parameters, **arguments), factor, options.label_smoothing
-    )
+    return TranslationModule(model, optimizer, factor, options.label_smoothing)
 
 
 def callbacks(options: TrainOptions, data: DataModule) -> list[L.Callback]:

@@ -60,8 +60,7 @@ class EinsumAttention(MultiHeadAttention):
     ) -> Tensor:
         q, k, v = (self._project(role, x) for role, x in zip(INPUT_ROLES, (query, key, value), strict=True))
         scores = torch.einsum("bhtk,bhsk->bhts", q, k) / math.sqrt(self.head_dim)
-        B, H, T, S = scores.shape
-        weights = masked_softmax(scores, merge_masks((B, H, T, S), mask, is_causal, scores.device))
+        weights = masked_softmax(scores, merge_masks(scores.shape, mask, is_causal, scores.device))
         weights = attention_dropout(weights, self.dropout, self.training)
         return self._output(torch.einsum("bhts,bhsk->bhtk", weights, v))
 

@@ -85,6 +85,6 @@ def attend(
         (B, H, T_q, K).
     """
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T_q, T_k)
-    visible = merge_masks((*scores.shape[:2], *scores.shape[2:]), mask, is_causal, scores.device)
+    visible = merge_masks(scores.shape, mask, is_causal, scores.device)
     weights = attention_dropout(masked_softmax(scores, visible), dropout, training)
     return weights @ v

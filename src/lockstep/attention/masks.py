@@ -3,12 +3,14 @@
 Shapes: B batch, H heads, T_q and T_k query and key length.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 
 def merge_masks(
-    scores_shape: tuple[int, int, int, int], mask: Tensor | None, is_causal: bool, device: torch.device
+    scores_shape: Sequence[int], mask: Tensor | None, is_causal: bool, device: torch.device
 ) -> Tensor | None:
     """Combine a boolean mask and causality into one boolean mask of four dimensions, or None if all is visible.
 

@@ -25,7 +25,7 @@ def attention_weights(
     """softmax(Q K^T / sqrt(K)) over the visible keys: (B, H, T_q, T_k)."""
     q, k = project(weights, "query", query), project(weights, "key", key)
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-    visible = merge_masks((*scores.shape[:2], *scores.shape[2:]), mask, is_causal, scores.device)
+    visible = merge_masks(scores.shape, mask, is_causal, scores.device)
     return masked_softmax(scores, visible)
 
 

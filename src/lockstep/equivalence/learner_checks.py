@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from lockstep.equivalence.resync import measure, norms, summary
-from lockstep.equivalence.step import Conditions, Weights, bits_equal, has_canonical_layout, lay, take_step
+from lockstep.equivalence.step import Conditions, Weights, bits_equal, lay, take_step
 from lockstep.equivalence.variant import Variant, is_key_bias
 from lockstep.transformer import Transformer
-from lockstep.transformer.canonical import canonical_weights, from_canonical, to_canonical
+from lockstep.transformer.canonical import canonical_weights, from_canonical, has_canonical_layout, to_canonical
 from lockstep.transformer.initialization import stream
 
 RELATIVE_LIMIT = 1e-9

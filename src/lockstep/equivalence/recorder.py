@@ -17,10 +17,10 @@ from lockstep.equivalence.learner_checks import draws_difference, initialisation
 from lockstep.equivalence.lockstep_module import LockstepModule
 from lockstep.equivalence.record import Drift, Exercised, Record, VariantRecord
 from lockstep.equivalence.resync import resynchronised_step
-from lockstep.equivalence.step import Conditions, Weights, bits_equal, has_canonical_layout, random_and_distinct
+from lockstep.equivalence.step import Conditions, Weights, bits_equal, random_and_distinct
 from lockstep.equivalence.variant import Variant, is_key_bias
 from lockstep.training.optimizer_state import CanonicalState, canonical_state
-from lockstep.transformer.canonical import canonical_weights
+from lockstep.transformer.canonical import canonical_weights, has_canonical_layout
 
 logger = logging.getLogger("lockstep")
 

@@ -17,7 +17,7 @@ from lockstep.equivalence.variant import ParameterGroup, Variant
 from lockstep.training.module import summed_loss
 from lockstep.training.optimizer_state import CanonicalState, load_canonical_state
 from lockstep.transformer import Transformer
-from lockstep.transformer.canonical import canonical_weights, from_canonical, to_canonical
+from lockstep.transformer.canonical import canonical_weights, from_canonical, has_canonical_layout, to_canonical
 from lockstep.transformer.initialization import stream
 
 MakeOptimizer = Callable[[list[ParameterGroup]], Optimizer]
@@ -121,11 +121,6 @@ def scheduled(optimizer: Optimizer, factor: float) -> Optimizer:
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] * factor
     return optimizer
-
-
-def has_canonical_layout(model: Transformer) -> bool:
-    """Whether every attention's layout is a bijection with the canonical weights."""
-    return all(module.canonical for module in model.modules() if isinstance(module, MultiHeadAttention))
 
 
 def moved_by_one_ulp(weights: Weights, seed: int, name: str) -> dict[str, Tensor]:

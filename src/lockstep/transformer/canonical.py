@@ -36,6 +36,11 @@ def _convert(
     return converted
 
 
+def has_canonical_layout(model: nn.Module) -> bool:
+    """Whether every attention's layout is a bijection with the canonical weights."""
+    return all(module.canonical for module in model.modules() if isinstance(module, MultiHeadAttention))
+
+
 def to_canonical(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by the model's parameter names (weights, gradients or moments) to canonical names and shapes.
 

@@ -8,8 +8,8 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from lockstep.attention import MultiHeadAttention
 from lockstep.attention.cached import CachedAttention
+from lockstep.transformer.canonical import has_canonical_layout
 from lockstep.transformer.layers import DecoderLayer
 from lockstep.transformer.model import Transformer
 
@@ -77,8 +77,7 @@ class CachedDecoder:
 
 def next_token(model: Transformer, source: Tensor, source_mask: Tensor) -> NextToken:
     """The fast decoder where every attention has canonical weights, else the one that recomputes."""
-    cacheable = all(module.canonical for module in model.modules() if isinstance(module, MultiHeadAttention))
-    return (CachedDecoder if cacheable else RecomputedDecoder)(model, source, source_mask)
+    return (CachedDecoder if has_canonical_layout(model) else RecomputedDecoder)(model, source, source_mask)
 
 
 @torch.no_grad()
