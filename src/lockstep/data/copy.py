@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from typing import ClassVar
 
 from datasets import Dataset, DatasetDict
 
@@ -32,6 +33,7 @@ class CopyTask:
     train_size: int
     validation_size: int
     test_size: int
+    natural_language: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_length <= self.max_length:

@@ -4,6 +4,7 @@ import difflib
 import random
 from dataclasses import dataclass
 from datetime import date
+from typing import ClassVar
 
 from babel import Locale, UnknownLocaleError
 from babel.dates import format_date, format_skeleton
@@ -48,6 +49,7 @@ class DatesTask:
     test_size: int
     vocabulary_size: int
     joint_vocabulary: bool
+    natural_language: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for option in ("source_locale", "target_locale"):

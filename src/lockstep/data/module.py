@@ -1,6 +1,6 @@
 """The data module: a task's texts, tokenised, in batches."""
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import lightning as L
 import torch
@@ -16,6 +16,8 @@ Pairs = list[tuple[Tensor, Tensor]]
 
 class Task(Protocol):
     """Where texts come from, and how they become tokens."""
+
+    natural_language: ClassVar[bool]  # whether a translation may differ from its reference and still be good
 
     def splits(self, seed: int) -> DatasetDict:
         """Text columns ``source`` and ``target`` of the splits train, validation and test."""
@@ -44,6 +46,7 @@ class DataModule(L.LightningDataModule):
         self._batch_tokens = batch_tokens
         self._jitter = length_jitter
         self._seed = seed
+        self.natural_language = task.natural_language
         texts = task.splits(seed)
         for name, split in texts.items():
             if len(split) < 2:
@@ -91,6 +94,14 @@ class DataModule(L.LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._batches_before = state_dict["batches"]
         self._stream = EndlessBatches(self.batches("train"), state_dict["epoch"], state_dict["batch"])
+
+    def sources(self, split: str) -> list[str]:
+        """The source texts of a split, in its order."""
+        return list(self.splits[split]["source"])
+
+    def references(self, split: str) -> list[str]:
+        """The target texts of a split as they were given, in its order: what translations are scored against."""
+        return list(self.splits[split]["target"])
 
     def examples(self, split: str, count: int) -> Pairs:
         """The first examples of a split, as (source, target) ids."""
