@@ -79,6 +79,7 @@ class TrainOptions:
     optimizer: dict[str, Any]
     schedule: ScheduleOptions
     label_smoothing: Probability
+    average_decay: Probability | None
     stop_at_exact_match: Annotated[float, Gt(0)] | None
     attention_maps_every: Count
     checkpoint_every: Positive

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lockstep.allocation import keep_freed_memory
 from lockstep.attention import MultiHeadAttention
 from lockstep.configuration import (
     ConfigurationError,
@@ -144,12 +145,16 @@ def optimizer_factory(options: TrainOptions) -> Callable[[Any], Optimizer]:
 def build_module(options: TrainOptions, model: Transformer) -> TranslationModule:
     """The model with its loss and optimiser."""
     optimizer = optimizer_factory(options)
+    if options.average_decay is not None and options.trainer.precision == "bf16-true":
+        raise ConfigurationError(
+            "option average_decay: an average in bfloat16 stands still; trainer.precision=bf16-mixed keeps float32"
+        )
     try:
         optimizer([nn.Parameter()])
     except ValueError as error:
         raise ConfigurationError(f"optimizer: {error}") from error
     factor = schedule(options.schedule.name, options.schedule.warmup_steps, options.trainer.max_steps)
-    return TranslationModule(model, optimizer, factor, options.label_smoothing)
+    return TranslationModule(model, optimizer, factor, options.label_smoothing, options.average_decay)
 
 
 def callbacks(options: TrainOptions, data: DataModule) -> list[L.Callback]:
@@ -191,6 +196,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         Interrupted: a signal came; the run is saved.
     """
     quiet_libraries()
+    keep_freed_memory()
     options = parse(TrainOptions, config)
     config = {**config, "output": str(Path(options.output).absolute()), "resume": None}
     resumed = None if options.resume is None else resume(Path(options.resume), config)
