@@ -55,11 +55,13 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         for rows in range(0, len(states), ROWS):
             x, y = states[rows : rows + ROWS], labels[rows : rows + ROWS, None]
             logits = (x @ projection.T).to(wide)
-            normalizer = logits.logsumexp(dim=1, keepdim=True)
             likelihood = (1 - label_smoothing) * logits.gather(1, y) + label_smoothing * logits.mean(1, keepdim=True)
-            loss += (normalizer - likelihood).sum()
+            peak = logits.amax(dim=1, keepdim=True)
+            exponentials = logits.sub_(peak).exp_()  # once, for the loss and its gradient
+            total = exponentials.sum(dim=1, keepdim=True)
+            loss += (peak + total.log() - likelihood).sum()
             # d loss / d logits = softmax - smoothed label
-            gradient = logits.sub_(normalizer).exp_().sub_(label_smoothing / len(weight))
+            gradient = exponentials.div_(total).sub_(label_smoothing / len(weight))
             gradient.scatter_add_(1, y, gradient.new_full(y.shape, label_smoothing - 1))
             gradient = gradient.to(states.dtype)
             torch.mm(gradient, projection, out=states_gradient[rows : rows + ROWS])
