@@ -116,12 +116,13 @@ def build_data(options: TrainOptions) -> DataModule:
 
 def build_model(options: TrainOptions, data: DataModule) -> Transformer:
     """The model, initialised from the run's seed."""
-    model = _transformer(options, data.tokenizers.source.get_vocab_size(), data.tokenizers.target.get_vocab_size())
+    model = transformer(options, data.tokenizers.source.get_vocab_size(), data.tokenizers.target.get_vocab_size())
     initialize(model, options.seed)
     return model
 
 
-def _transformer(options: TrainOptions, source_vocabulary: int, target_vocabulary: int) -> Transformer:
+def transformer(options: TrainOptions, source_vocabulary: int, target_vocabulary: int) -> Transformer:
+    """The model without its initial weights."""
     sizes = asdict(options.model)
     for name in ("num_heads", "bias", "attention_dropout"):  # the attention's own
         del sizes[name]
@@ -167,7 +168,7 @@ def callbacks(options: TrainOptions, data: DataModule) -> list[L.Callback]:
         Samples(collate(samples), source.decode, target.decode),
     ]
     if options.attention_maps_every:
-        labels = [_labels(tokenizer, ids) for tokenizer, ids in zip((source, target), example[0], strict=True)]
+        labels = [token_labels(tokenizer, ids) for tokenizer, ids in zip((source, target), example[0], strict=True)]
         watchers.append(AttentionMaps(collate(example), labels[0], labels[1], options.attention_maps_every))
     if options.stop_at_exact_match is not None:
         threshold = options.stop_at_exact_match - 1e-6  # Lightning asks for more than this, not for as much
@@ -179,7 +180,8 @@ def callbacks(options: TrainOptions, data: DataModule) -> list[L.Callback]:
     return watchers
 
 
-def _labels(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
+def token_labels(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
+    """Each token by itself, special ones too."""
     return [tokenizer.decode([index], skip_special_tokens=False) for index in ids.tolist()]
 
 
@@ -294,7 +296,7 @@ def convert_to(checkpoint: Checkpoint, attention: Node) -> Checkpoint:
     config = with_attention(saved, attention)
     weights = checkpoint["state_dict"]
     sizes = len(weights["model.source_embedding.weight"]), len(weights["model.output.weight"])
-    old, new = (_transformer(parse(TrainOptions, c), *sizes) for c in (saved, config))
+    old, new = (transformer(parse(TrainOptions, c), *sizes) for c in (saved, config))
     try:
         converted = convert_checkpoint(checkpoint, old, new, saved["optimizer"]["_target_"])
     except ConversionError as error:
