@@ -80,6 +80,7 @@ class TrainOptions:
     schedule: ScheduleOptions
     label_smoothing: Probability
     stop_at_exact_match: Annotated[float, Gt(0)] | None
+    patience: Positive | None
     attention_maps_every: Count
     checkpoint_every: Positive
     trainer: TrainerOptions
