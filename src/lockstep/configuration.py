@@ -82,6 +82,7 @@ class TrainOptions:
     label_smoothing: Probability
     average_decay: Probability | None
     stop_at_exact_match: Annotated[float, Gt(0)] | None
+    patience: Positive | None
     attention_maps_every: Count
     checkpoint_every: Positive
     trainer: TrainerOptions

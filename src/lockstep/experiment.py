@@ -36,6 +36,7 @@ from lockstep.data.module import DataModule
 from lockstep.observe.attention_maps import AttentionMaps
 from lockstep.observe.board import Board
 from lockstep.observe.progress import ProgressBar, Samples, ValidationLines
+from lockstep.observe.scores import ValidationScores
 from lockstep.observe.throughput import Throughput
 from lockstep.runs import (
     Resumed,
@@ -143,7 +144,7 @@ def optimizer_factory(options: TrainOptions) -> Callable[[Any], Optimizer]:
     return lambda parameters: cls(parameters, **arguments)
 
 
-def build_module(options: TrainOptions, model: Transformer) -> TranslationModule:
+def build_module(options: TrainOptions, model: Transformer, natural_language: bool = False) -> TranslationModule:
     """The model with its loss and optimiser."""
     optimizer = optimizer_factory(options)
     if options.average_decay is not None and options.trainer.precision == "bf16-true":
@@ -155,7 +156,14 @@ def build_module(options: TrainOptions, model: Transformer) -> TranslationModule
     except ValueError as error:
         raise ConfigurationError(f"optimizer: {error}") from error
     factor = schedule(options.schedule.name, options.schedule.warmup_steps, options.trainer.max_steps)
-    return TranslationModule(model, optimizer, factor, options.label_smoothing, options.average_decay)
+    return TranslationModule(
+        model,
+        optimizer,
+        factor,
+        options.label_smoothing,
+        average_decay=options.average_decay,
+        natural_language=natural_language,
+    )
 
 
 def callbacks(options: TrainOptions, data: DataModule) -> list[L.Callback]:
@@ -164,9 +172,12 @@ def callbacks(options: TrainOptions, data: DataModule) -> list[L.Callback]:
     example, samples = data.examples("validation", 1), data.examples("validation", 4)
     watchers: list[L.Callback] = [
         Throughput(),
-        ValidationLines(),
+        ValidationLines(data.natural_language),
         Samples(collate(samples), source.decode, target.decode),
     ]
+    if data.natural_language:
+        plan = data.batches("validation").plan()
+        watchers.append(ValidationScores(data.references("validation"), plan, target.decode))
     if options.attention_maps_every:
         labels = [token_labels(tokenizer, ids) for tokenizer, ids in zip((source, target), example[0], strict=True)]
         watchers.append(AttentionMaps(collate(example), labels[0], labels[1], options.attention_maps_every))
@@ -211,7 +222,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigurationError(f"model: {error}") from error
     data = build_data(options)
-    module = build_module(options, build_model(options, data))
+    module = build_module(options, build_model(options, data), data.natural_language)
     checkpoint = None if resumed is None else _continued(resumed, config, data)
     # Only now: constructors draw numbers, each variant's as many as it likes.
     L.seed_everything(options.seed, verbose=False)
@@ -228,7 +239,14 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
             for change in resumed.changes:
                 logger.info("changed: %s", change)
         saving = Saving(
-            folder / "checkpoints", options.checkpoint_every, config, data.tokenizers.fingerprint(), signals
+            folder / "checkpoints",
+            options.checkpoint_every,
+            config,
+            data.tokenizers.fingerprint(),
+            signals,
+            monitor="validation/bleu" if data.natural_language else "validation/loss",
+            mode="max" if data.natural_language else "min",
+            patience=options.patience,
         )
         watchers = [*callbacks(options, data), signals, saving]
         trainer = build_trainer(options, board, watchers, CheckpointFiles(checkpoint))

@@ -8,7 +8,7 @@ from lockstep.data.tokenization import Tokenizers, load_tokenizer
 from lockstep.experiment import transformer
 from lockstep.runs import saved_config, shown
 from lockstep.training.checkpoints import BEST, newest_checkpoint, read_checkpoint
-from lockstep.training.conversion import PREFIX
+from lockstep.training.conversion import AVERAGE, MODEL, saved_weights
 from lockstep.training.errors import CheckpointError
 from lockstep.transformer import Transformer
 
@@ -33,7 +33,7 @@ def load_trained(run: Path) -> Trained:
     path = best if best.exists() else newest_checkpoint(run) if run.is_dir() else run
     checkpoint = read_checkpoint(path)
     tokenizers = _tokenizers(path, checkpoint["lockstep"]["tokenizers"])
-    weights = {name.removeprefix(PREFIX): tensor for name, tensor in checkpoint["state_dict"].items()}
+    weights = saved_weights(checkpoint, AVERAGE) or saved_weights(checkpoint, MODEL)
     embedding, output = weights["source_embedding.weight"], weights["output.weight"]
     model = transformer(parse(TrainOptions, saved_config(checkpoint)), len(embedding), len(output))
     model.to(output.dtype).load_state_dict(weights)

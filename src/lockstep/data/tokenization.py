@@ -87,6 +87,12 @@ def with_ends(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
+def until_end(ids: Iterable[int]) -> list[int]:
+    """What a sequence says: its ids up to EOS, without padding."""
+    tokens = [token for token in ids if token != PAD]
+    return tokens[: tokens.index(EOS)] if EOS in tokens else tokens
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """A tokenizer as it was saved; that special tokens in texts are text is not kept in the file."""
     tokenizer = Tokenizer.from_file(str(path))

@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 import lightning as L
 from lightning.pytorch.callbacks import RichProgressBar
-from torch import Tensor
 
 from lockstep.data.batching import Batch
-from lockstep.data.tokenization import EOS, PAD
+from lockstep.data.tokenization import until_end
 from lockstep.training.module import TranslationModule
 
 logger = logging.getLogger("lockstep")
@@ -22,17 +21,28 @@ class ProgressBar(RichProgressBar):
 
 
 class ValidationLines(L.Callback):
-    """Reports the step and the validation's results in a line."""
+    """Reports the step and the validation's results in a line.
+
+    Args:
+        natural_language: show BLEU and chrF; else how many sequences are right to the last token.
+    """
+
+    def __init__(self, natural_language: bool) -> None:
+        self._ending = (
+            "BLEU {validation/bleu:.2f}   chrF {validation/chrf:.2f}"
+            if natural_language
+            else "exact match {validation/exact_match:.4f}"
+        )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         logger.info(
-            "step %5d   train loss %.4f   validation loss %.4f   token accuracy %.4f   exact match %.4f",
+            "step %5d   train loss %.4f   validation loss %.4f   token accuracy %.4f   %s",
             trainer.global_step,
             metrics.get("train/loss", float("nan")),
             metrics["validation/loss"],
             metrics["validation/token_accuracy"],
-            metrics["validation/exact_match"],
+            self._ending.format_map(metrics),
         )
 
 
@@ -48,13 +58,8 @@ class Samples(L.Callback):
         assert isinstance(pl_module, TranslationModule)
         translations = pl_module.translate(Batch(*(x.to(pl_module.device) for x in self._batch)))
         rows = ["| source | target | translation |", "|---|---|---|"]
-        for source, target, translation in zip(*self._batch, translations, strict=True):
-            texts = (self._decode_source(_real(source)), self._decode(_real(target)), self._decode(_real(translation)))
+        for row in zip(*self._batch, translations, strict=True):
+            source, target, translation = (until_end(ids.tolist()) for ids in row)
+            texts = (self._decode_source(source), self._decode(target), self._decode(translation))
             rows.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
         trainer.logger.experiment.add_text("samples", "\n".join(rows), trainer.global_step)  # type: ignore[union-attr]
-
-
-def _real(ids: Tensor) -> list[int]:
-    """Token ids up to EOS, without padding."""
-    tokens: list[int] = [token for token in ids.tolist() if token != PAD]
-    return tokens[: tokens.index(EOS)] if EOS in tokens else tokens

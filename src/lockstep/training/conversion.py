@@ -20,11 +20,17 @@ ELEMENT_WISE = frozenset(
     f"torch.optim.{name}"
     for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 )
-PREFIXES = ("model.", "average.")  # of the Transformers' parameters within the Lightning module
+MODEL, AVERAGE = "model.", "average."  # prefixes of the Transformers' parameters within the Lightning module
 
 
 class ConversionError(Exception):
     """A checkpoint that has no counterpart in the other layout; the message says why."""
+
+
+def saved_weights(checkpoint: Checkpoint, prefix: str) -> dict[str, Tensor]:
+    """The ``state_dict`` of the Transformer under this prefix; empty where there is none."""
+    saved = checkpoint["state_dict"].items()
+    return {name.removeprefix(prefix): tensor for name, tensor in saved if name.startswith(prefix)}
 
 
 def convert_checkpoint(checkpoint: Checkpoint, old: Transformer, new: Transformer, optimizer: str) -> Checkpoint:
@@ -49,10 +55,8 @@ def convert_checkpoint(checkpoint: Checkpoint, old: Transformer, new: Transforme
             f"the state of {optimizer} cannot move to another layout: it is not known to treat each entry by itself"
         )
     moved: dict[str, Tensor] = {}
-    for prefix in PREFIXES:
-        saved = checkpoint["state_dict"].items()
-        weights = {name.removeprefix(prefix): tensor for name, tensor in saved if name.startswith(prefix)}
-        if weights:
+    for prefix in (AVERAGE, MODEL):
+        if weights := saved_weights(checkpoint, prefix):
             moved |= {f"{prefix}{name}": tensor for name, tensor in _weights(weights, old, new).items()}
     _compare(old, new)
     return {

@@ -37,6 +37,8 @@ class TranslationModule(L.LightningModule):
         label_smoothing: of the training loss alone (section 5.4); evaluation reports the plain cross-entropy.
         average_decay: of an exponential moving average of the weights, by which the model is then judged; the paper
             averages its last checkpoints (section 6.1). None for no average.
+        natural_language: translations may differ from their references and be good. They end without a look at the
+            references, and the test leaves translating to a search of its own.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class TranslationModule(L.LightningModule):
         optimizer: OptimizerFactory,
         schedule: Callable[[int], float],
         label_smoothing: float,
+        *,
         average_decay: float | None = None,
+        natural_language: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
@@ -54,6 +58,7 @@ class TranslationModule(L.LightningModule):
         self._optimizer = optimizer
         self._schedule = schedule
         self._label_smoothing = label_smoothing
+        self._natural_language = natural_language
         # Since the last optimiser step: summed loss, target tokens, and target tokens of the first batch.
         self._loss_sum = torch.zeros(())
         self._tokens = 0
@@ -124,38 +129,53 @@ class TranslationModule(L.LightningModule):
         if not value.isfinite():
             raise NonFiniteError(f"the {name} is {float(value)} at step {self.trainer.global_step + 1}")
 
-    def validation_step(self, batch: Batch, batch_index: int) -> None:
-        self._evaluate(batch, "validation")
+    def validation_step(self, batch: Batch, batch_index: int) -> Tensor:
+        """The greedy translations (B, t), for observers to score."""
+        self._read(batch, "validation")
+        return self._write(batch, "validation")
 
     def test_step(self, batch: Batch, batch_index: int) -> None:
-        self._evaluate(batch, "test")
+        self._read(batch, "test")
+        if not self._natural_language:
+            self._write(batch, "test")
 
-    def _evaluate(self, batch: Batch, split: str) -> None:
-        """Teacher-forced loss and token accuracy, free-running exact match; averages over tokens and sequences."""
+    def _read(self, batch: Batch, split: str) -> None:
+        """Teacher-forced loss and token accuracy, averaged over tokens."""
         logits = self.judged(batch.source, batch.source_mask, batch.prefix)
         real = batch.labels != PAD
         correct = (logits.argmax(dim=-1) == batch.labels) & real
         tokens = int(real.sum())
+        loss = summed_loss(logits, batch.labels) / tokens
+        for name, value in (("loss", loss), ("token_accuracy", correct.sum() / tokens)):
+            self.log(f"{split}/{name}", value, on_step=False, on_epoch=True, batch_size=tokens)
 
-        def log(name: str, value: Any, count: int) -> None:
-            self.log(f"{split}/{name}", value, on_step=False, on_epoch=True, batch_size=count)
-
-        log("loss", summed_loss(logits, batch.labels) / tokens, tokens)
-        log("token_accuracy", correct.sum() / tokens, tokens)
-        exact = exact_matches(self.translate(batch), batch.labels)
-        log("exact_match", exact.double().mean(), len(exact))
+    def _write(self, batch: Batch, split: str) -> Tensor:
+        """Free-running translations (B, t), and their exact match, averaged over sequences."""
+        translations = self.translate(batch)
+        exact = exact_matches(translations, batch.labels).double().mean()
+        self.log(f"{split}/exact_match", exact, on_step=False, on_epoch=True, batch_size=len(batch.source))
+        return translations
 
     def translate(self, batch: Batch) -> Tensor:
-        """Greedy translations (B, t) of the batch's sources, at most half as long again as the longest label."""
-        return greedy(
+        """Greedy translations (B, t) of the batch's sources.
+
+        At most half as long again as the longest label; of natural language, each at most 50 tokens longer than its
+        own source (section 6.1), whatever else is in the batch.
+        """
+        longest = batch.source_mask.sum(dim=1) + 50 if self._natural_language else None  # (B,)
+        tokens = greedy(
             next_token(self.judged, batch.source, batch.source_mask),
             len(batch.source),
             bos=BOS,
             eos=EOS,
             pad=PAD,
-            max_length=batch.labels.size(1) * 3 // 2 + 1,
+            max_length=batch.labels.size(1) * 3 // 2 + 1 if longest is None else int(longest.max()),
             device=batch.source.device,
         )
+        if longest is None:
+            return tokens
+        beyond = torch.arange(tokens.size(1), device=tokens.device) >= longest[:, None]  # (B, t)
+        return tokens.masked_fill(beyond, PAD)
 
 
 def exact_matches(translations: Tensor, labels: Tensor) -> Tensor:
