@@ -93,6 +93,11 @@ def until_end(ids: Iterable[int]) -> list[int]:
     return tokens[: tokens.index(EOS)] if EOS in tokens else tokens
 
 
+def to_line(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+    """What a sequence says, as one line of text: bytes can spell line breaks, and what is no UTF-8 becomes U+FFFD."""
+    return tokenizer.decode(until_end(ids)).replace("\r", " ").replace("\n", " ")
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """A tokenizer as it was saved; that special tokens in texts are text is not kept in the file."""
     tokenizer = Tokenizer.from_file(str(path))
