@@ -39,7 +39,14 @@ logger = logging.getLogger("lockstep")
 
 _PRECISION = {"32-true": "float32", "64-true": "float64"}
 # Of single runs, and without a meaning here.
-OFF = {"stop_at_exact_match": None, "patience": None, "attention_maps_every": 0, "checkpoint_every": 1, "resume": None}
+OFF = {
+    "stop_at_exact_match": None,
+    "patience": None,
+    "search": {"beam_size": 1, "length_penalty": 0.0, "min_length": 1, "max_length": None, "n_best": 1},
+    "attention_maps_every": 0,
+    "checkpoint_every": 1,
+    "resume": None,
+}
 
 
 @dataclass(frozen=True)

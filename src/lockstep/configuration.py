@@ -83,6 +83,7 @@ class TrainOptions:
     average_decay: Probability | None
     stop_at_exact_match: Annotated[float, Gt(0)] | None
     patience: Positive | None
+    search: SearchOptions
     attention_maps_every: Count
     checkpoint_every: Positive
     trainer: TrainerOptions

@@ -88,20 +88,6 @@ def tensorboard_command(output: Path) -> str:
     return f"tensorboard --logdir {shlex.quote(shown(output))} --samples_per_plugin images=1000"
 
 
-def report(metrics: Mapping[str, Any], folder: Path, output: Path) -> None:
-    """What was reached, where it is, and how to look at it."""
-    logger.info(
-        "test: exact match %.4f, loss %.4f; %d steps in %.0f s, %.0f target tokens/s",
-        metrics["test/exact_match"],
-        metrics["test/loss"],
-        metrics["train/steps"],
-        metrics["train/seconds"],
-        metrics["train/target_tokens_per_second"],
-    )
-    logger.info("run folder: %s", shown(folder))
-    logger.info("look at it: %s", tensorboard_command(output))
-
-
 @dataclass(frozen=True)
 class Resumed:
     """A run to go on with.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from lockstep.data.tokenization import BOS, EOS, PAD, UNK, Tokenizers
+from lockstep.data.tokenization import BOS, EOS, PAD, UNK, Tokenizers, to_line
 from lockstep.transformer import Transformer
 from lockstep.transformer.decoding import RecomputedDecoder, next_token
 from lockstep.transformer.search import Hypothesis, SearchOptions, beam_search
@@ -64,6 +64,7 @@ class Translator:
             progress: told after each batch how many texts are done.
             first_line: number of the first text, for the log.
         """
+        target = self._tokenizers.target
         translations = [[Translation("", 0.0)] for _ in texts]
         real = [index for index, text in enumerate(texts) if text.strip()]
         encodings = self._tokenizers.source.encode_batch([texts[index] for index in real])
@@ -76,7 +77,7 @@ class Translator:
         for batch in self._batches({index: len(ids) for index, ids in sources.items()}):
             found = self.hypotheses([sources[index] for index in batch])
             for index, hypotheses in zip(batch, found, strict=True):
-                translations[index] = [Translation(self._text(h.tokens), h.score) for h in hypotheses]
+                translations[index] = [Translation(to_line(target, h.tokens), h.score) for h in hypotheses]
             done += len(batch)
             if progress is not None:
                 progress(done)
@@ -112,7 +113,3 @@ class Translator:
             )
         finally:
             self._model.train(was_training)
-
-    def _text(self, tokens: list[int]) -> str:
-        """Token ids as one line; bytes that are no UTF-8 become U+FFFD in the tokenizer."""
-        return self._tokenizers.target.decode(tokens).replace("\r", " ").replace("\n", " ")

@@ -15,6 +15,7 @@ import torch
 from matplotlib import get_data_path
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from lockstep.attention import MultiHeadAttention
@@ -99,6 +100,11 @@ def _font() -> ImageFont.FreeTypeFont:
 
 def _label_width(labels: Sequence[str]) -> int:
     return 8 + max(int(_font().getlength(label)) for label in labels)
+
+
+def token_labels(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
+    """Each token by itself, special ones too."""
+    return [tokenizer.decode([index], skip_special_tokens=False) for index in ids.tolist()]
 
 
 def _labels(labels: Sequence[str], width: int) -> Image.Image:

@@ -1,13 +1,12 @@
 """One line for each validation, on the terminal and in the run's log, and sample translations in TensorBoard."""
 
 import logging
-from collections.abc import Callable
 
 import lightning as L
 from lightning.pytorch.callbacks import RichProgressBar
 
 from lockstep.data.batching import Batch
-from lockstep.data.tokenization import until_end
+from lockstep.data.tokenization import Tokenizers, to_line
 from lockstep.training.module import TranslationModule
 
 logger = logging.getLogger("lockstep")
@@ -49,17 +48,15 @@ class ValidationLines(L.Callback):
 class Samples(L.Callback):
     """Writes what the model makes of a few validation examples to TensorBoard, as a table of texts."""
 
-    def __init__(self, batch: Batch, decode_source: Callable[[list[int]], str], decode: Callable[[list[int]], str]):
+    def __init__(self, batch: Batch, tokenizers: Tokenizers) -> None:
         self._batch = batch
-        self._decode_source = decode_source
-        self._decode = decode
+        self._tokenizers = (tokenizers.source, tokenizers.target, tokenizers.target)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, TranslationModule)
         translations = pl_module.translate(Batch(*(x.to(pl_module.device) for x in self._batch)))
         rows = ["| source | target | translation |", "|---|---|---|"]
         for row in zip(*self._batch, translations, strict=True):
-            source, target, translation = (until_end(ids.tolist()) for ids in row)
-            texts = (self._decode_source(source), self._decode(target), self._decode(translation))
+            texts = [to_line(tokenizer, ids.tolist()) for tokenizer, ids in zip(self._tokenizers, row, strict=True)]
             rows.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
         trainer.logger.experiment.add_text("samples", "\n".join(rows), trainer.global_step)  # type: ignore[union-attr]

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import lightning as L
 from sacrebleu import BLEU, CHRF
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from lockstep.data.batching import Batch
-from lockstep.data.tokenization import until_end
+from lockstep.data.tokenization import to_line
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,13 @@ class ValidationScores(L.Callback):
     Args:
         references: of the validation split, in its order.
         plan: the split's indices in each batch: batches hold sentences of like length, not neighbours.
-        decode: token ids, without special ones, to a line of text.
+        tokenizer: of the target.
     """
 
-    def __init__(
-        self, references: Sequence[str], plan: Sequence[Sequence[int]], decode: Callable[[list[int]], str]
-    ) -> None:
+    def __init__(self, references: Sequence[str], plan: Sequence[Sequence[int]], tokenizer: Tokenizer) -> None:
         self._references = references
         self._plan = plan
-        self._decode = decode
+        self._tokenizer = tokenizer
         self._hypotheses: dict[int, str] = {}
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -71,7 +70,7 @@ class ValidationScores(L.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         for index, ids in zip(self._plan[batch_idx], outputs, strict=True):
-            self._hypotheses[index] = self._decode(until_end(ids.tolist()))
+            self._hypotheses[index] = to_line(self._tokenizer, ids.tolist())
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         hypotheses = [self._hypotheses[index] for index in sorted(self._hypotheses)]

@@ -159,22 +159,22 @@ class TranslationModule(L.LightningModule):
     def translate(self, batch: Batch) -> Tensor:
         """Greedy translations (B, t) of the batch's sources.
 
-        At most half as long again as the longest label; of natural language, each at most 50 tokens longer than its
-        own source (section 6.1), whatever else is in the batch.
+        At most half as long again as the longest label; of natural language, each at most twice as long as its own
+        source and ten tokens more, whatever else is in the batch.
         """
-        longest = batch.source_mask.sum(dim=1) + 50 if self._natural_language else None  # (B,)
+        limits = torch.full_like(batch.source[:, 0], batch.labels.size(1) * 3 // 2 + 1)  # (B,)
+        if self._natural_language:
+            limits = 2 * batch.source_mask.sum(dim=1) + 10  # as SearchOptions.limit
         tokens = greedy(
             next_token(self.judged, batch.source, batch.source_mask),
             len(batch.source),
             bos=BOS,
             eos=EOS,
             pad=PAD,
-            max_length=batch.labels.size(1) * 3 // 2 + 1 if longest is None else int(longest.max()),
+            max_length=int(limits.max()),
             device=batch.source.device,
         )
-        if longest is None:
-            return tokens
-        beyond = torch.arange(tokens.size(1), device=tokens.device) >= longest[:, None]  # (B, t)
+        beyond = torch.arange(tokens.size(1), device=tokens.device) >= limits[:, None]  # (B, t)
         return tokens.masked_fill(beyond, PAD)
 
 
