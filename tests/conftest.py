@@ -68,5 +68,13 @@ def rng() -> torch.Generator:
 
 
 @pytest.fixture(autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where preparations are kept: nothing is found there, nothing is left in the user's folder."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)

@@ -19,6 +19,7 @@ from rich.console import Console
 from torch.optim import Optimizer
 
 from lockstep import experiment
+from lockstep.allocation import keep_freed_memory
 from lockstep.configuration import ConfigurationError, Node, Positive, TrainOptions, check_arguments, nearest, parse
 from lockstep.data.batching import Batch
 from lockstep.data.module import DataModule
@@ -211,6 +212,7 @@ def compare(config: dict[str, Any], conf: Path) -> int:
         ConfigurationError: before any work, and before the folder is made.
     """
     experiment.quiet_libraries()
+    keep_freed_memory()
     config = {**config, **OFF}
     compared = parse(CompareOptions, config.pop("compare"), "compare.")
     options = parse(TrainOptions, {**config, "attention": {}})

@@ -80,6 +80,7 @@ class TrainOptions:
     optimizer: dict[str, Any]
     schedule: ScheduleOptions
     label_smoothing: Probability
+    average_decay: Probability | None
     stop_at_exact_match: Annotated[float, Gt(0)] | None
     patience: Positive | None
     search: SearchOptions
@@ -101,11 +102,22 @@ class ConvertOptions:
     output: str
 
 
+@dataclass(frozen=True)
+class TranslateOptions:
+    """Everything ``scripts/translate.py`` can be told."""
+
+    checkpoint: str
+    search: SearchOptions
+    batch_tokens: Positive
+    cached: bool
+    picture: str | None
+
+
 def parse(cls: type[T], node: Node, path: str = "") -> T:
     """Make a dataclass of options, nested ones included, from plain values.
 
     Raises:
-        ConfigurationError: an unknown, missing or ill-typed option, or values that the dataclass refuses.
+        ConfigurationError: an unknown, missing or ill-typed option, or one that the dataclass itself refuses.
     """
     nested = {f.name: f.type for f in dataclasses.fields(cls) if dataclasses.is_dataclass(f.type)}  # type: ignore[arg-type]
     values = check_arguments(cls, node, path)
@@ -114,7 +126,7 @@ def parse(cls: type[T], node: Node, path: str = "") -> T:
     try:
         return cls(**values)
     except ValueError as error:
-        raise ConfigurationError(f"{path.rstrip('.')}: {error}") from None
+        raise ConfigurationError(f"option {path}{error}") from None
 
 
 def check_arguments(target: Callable[..., Any], node: Node, path: str, positional: int = 0) -> dict[str, Any]:

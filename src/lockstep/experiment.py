@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.optim import Optimizer
 
+from lockstep.allocation import keep_freed_memory
 from lockstep.attention import MultiHeadAttention
 from lockstep.configuration import (
     ConfigurationError,
@@ -111,12 +112,13 @@ def build_data(options: TrainOptions) -> DataModule:
 
 def build_model(options: TrainOptions, data: DataModule) -> Transformer:
     """The model, initialised from the run's seed."""
-    model = _transformer(options, data.tokenizers.source.get_vocab_size(), data.tokenizers.target.get_vocab_size())
+    model = transformer(options, data.tokenizers.source.get_vocab_size(), data.tokenizers.target.get_vocab_size())
     initialize(model, options.seed)
     return model
 
 
-def _transformer(options: TrainOptions, source_vocabulary: int, target_vocabulary: int) -> Transformer:
+def transformer(options: TrainOptions, source_vocabulary: int, target_vocabulary: int) -> Transformer:
+    """The model without its initial weights."""
     sizes = asdict(options.model)
     for name in ("num_heads", "bias", "attention_dropout"):  # the attention's own
         del sizes[name]
@@ -140,12 +142,23 @@ def optimizer_factory(options: TrainOptions) -> Callable[[Any], Optimizer]:
 def build_module(options: TrainOptions, model: Transformer, natural_language: bool = False) -> TranslationModule:
     """The model with its loss and optimiser."""
     optimizer = optimizer_factory(options)
+    if options.average_decay is not None and options.trainer.precision == "bf16-true":
+        raise ConfigurationError(
+            "option average_decay: an average in bfloat16 stands still; trainer.precision=bf16-mixed keeps float32"
+        )
     try:
         optimizer([nn.Parameter()])
     except ValueError as error:
         raise ConfigurationError(f"optimizer: {error}") from error
     factor = schedule(options.schedule.name, options.schedule.warmup_steps, options.trainer.max_steps)
-    return TranslationModule(model, optimizer, factor, options.label_smoothing, natural_language)
+    return TranslationModule(
+        model,
+        optimizer,
+        factor,
+        options.label_smoothing,
+        average_decay=options.average_decay,
+        natural_language=natural_language,
+    )
 
 
 def train(config: dict[str, Any]) -> dict[str, Any]:
@@ -161,6 +174,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         Interrupted: a signal came; the run is saved.
     """
     quiet_libraries()
+    keep_freed_memory()
     options = parse(TrainOptions, config)
     config = {**config, "output": str(Path(options.output).absolute()), "resume": None}
     resumed = None if options.resume is None else resume(Path(options.resume), config)
@@ -199,7 +213,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
             mode="max" if data.natural_language else "min",
             patience=options.patience,
         )
-        watchers = [*callbacks(options, data, module.model, signals), signals, saving]
+        watchers = [*callbacks(options, data, module.judged, signals), signals, saving]
         trainer = build_trainer(options, board, watchers, CheckpointFiles(checkpoint))
         try:
             trainer.fit(module, data, ckpt_path=str(resumed.path) if resumed else None)
@@ -285,7 +299,7 @@ def convert_to(checkpoint: Checkpoint, attention: Node) -> Checkpoint:
     config = with_attention(saved, attention)
     weights = checkpoint["state_dict"]
     sizes = len(weights["model.source_embedding.weight"]), len(weights["model.output.weight"])
-    old, new = (_transformer(parse(TrainOptions, c), *sizes) for c in (saved, config))
+    old, new = (transformer(parse(TrainOptions, c), *sizes) for c in (saved, config))
     try:
         converted = convert_checkpoint(checkpoint, old, new, saved["optimizer"]["_target_"])
     except ConversionError as error:

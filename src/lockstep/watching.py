@@ -34,7 +34,7 @@ def callbacks(options: TrainOptions, data: DataModule, model: Transformer, signa
         watchers.append(ValidationScores(data.references("validation"), plan, target))
         watchers.append(_final_scores(options, data, model, signals))
     if options.attention_maps_every:
-        labels = [_labels(tokenizer, ids) for tokenizer, ids in zip((source, target), example[0], strict=True)]
+        labels = [token_labels(tokenizer, ids) for tokenizer, ids in zip((source, target), example[0], strict=True)]
         watchers.append(AttentionMaps(collate(example), labels[0], labels[1], options.attention_maps_every))
     if options.stop_at_exact_match is not None:
         threshold = options.stop_at_exact_match - 1e-6  # Lightning asks for more than this, not for as much
@@ -46,7 +46,8 @@ def callbacks(options: TrainOptions, data: DataModule, model: Transformer, signa
     return watchers
 
 
-def _labels(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
+def token_labels(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
+    """Each token by itself, special ones too."""
     return [tokenizer.decode([index], skip_special_tokens=False) for index in ids.tolist()]
 
 

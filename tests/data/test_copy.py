@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.data.copy import CopyTask
-from lockstep.data.tokenization import BOS, EOS, SPECIAL_TOKENS, encode
+from lockstep.data.tokenization import BOS, EOS, SPECIAL_TOKENS
 
 SMALL = {"symbols": 26, "min_length": 4, "max_length": 9, "train_size": 300, "validation_size": 50, "test_size": 70}
 
@@ -25,14 +25,16 @@ def test_a_function_of_the_seed():
 def test_symbols_never_collide_with_special_tokens():
     task = CopyTask(**SMALL)
     splits = task.splits(0)
-    tokenizers = task.tokenizers(splits["train"])
+    prepared = task.prepare(splits)
+    tokenizers = prepared.tokenizers
     assert tokenizers.joint
     assert tokenizers.source.get_vocab_size() == 26 + len(SPECIAL_TOKENS)
-    for row in encode(splits, tokenizers)["test"]:
-        ids = row["source_ids"]
+    for text, (source, target) in zip(splits["test"]["source"], prepared.pairs["test"], strict=True):
+        ids = source.tolist()
+        assert ids == target.tolist()
         assert (ids[0], ids[-1]) == (BOS, EOS)
         assert all(i >= len(SPECIAL_TOKENS) for i in ids[1:-1])
-        assert tokenizers.source.decode(ids) == row["source"]
+        assert tokenizers.source.decode(ids) == text
 
 
 def test_refuses_what_cannot_be_drawn():

@@ -49,6 +49,9 @@ def collate(pairs: Sequence[tuple[Tensor, Tensor]]) -> Batch:
 class LengthGroupedBatches(Sampler[list[int]]):
     """Batches of examples of like length: sorted by the longer side, cut by a budget of padded target tokens.
 
+    Without jitter, examples whose longer sides agree follow each other by which side that is and by how much, and the
+    next length turns that order round: neighbours are alike on both sides. A draw worth two tokens mixes them.
+
     No batch holds one example alone: a batch of one takes other kernels, which round differently.
 
     Args:
@@ -62,8 +65,10 @@ class LengthGroupedBatches(Sampler[list[int]]):
     def __init__(
         self, lengths: Sequence[tuple[int, int]], batch_tokens: int, *, seed: int | None, jitter: int = 0
     ) -> None:
-        self._longer = torch.tensor([max(pair) for pair in lengths], dtype=torch.float64)
-        self._target = [target for _, target in lengths]
+        source, target = torch.tensor(lengths, dtype=torch.float64).unbind(1)
+        self._longer = torch.maximum(source, target)
+        self._excess = (source - target) * (1 - 2 * (self._longer % 2))
+        self._lengths = lengths
         self._batch_tokens = batch_tokens
         self._seed = seed
         self._jitter = jitter
@@ -80,14 +85,17 @@ class LengthGroupedBatches(Sampler[list[int]]):
             # One stream of seeds for the epochs: (seed, epoch) and (seed + 1, epoch - 1) share nothing.
             words = torch.empty(self._epoch + 1, dtype=torch.int64).random_(generator=generator)
             generator.manual_seed(int(words[-1]))
-        ties = torch.rand(len(self._longer), generator=generator, dtype=torch.float64) * max(self._jitter, 1e-3)
+        draws = torch.rand(len(self._longer), generator=generator, dtype=torch.float64)
+        # A millionth: no length is so large that it would change the order of the longer sides.
+        ties = draws * self._jitter if self._jitter else (self._excess + 2 * draws) * 1e-6
         batches: list[list[int]] = []
         longest = 0
         for index in (self._longer + ties).argsort().tolist():
-            longest = max(longest, self._target[index])
+            target = self._lengths[index][1]
+            longest = max(longest, target)
             if not batches or (len(batches[-1]) >= 2 and longest * (len(batches[-1]) + 1) > self._batch_tokens):
                 batches.append([])
-                longest = self._target[index]
+                longest = target
             batches[-1].append(index)
         if len(batches) > 1 and len(batches[-1]) == 1:
             if len(batches[-2]) > 2:
@@ -98,6 +106,16 @@ class LengthGroupedBatches(Sampler[list[int]]):
         if self._seed is None:
             return batches
         return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+
+    def summary(self) -> str:
+        """Size of the current epoch, and the share of its positions, of both sides, that are padding."""
+        plan = self.plan()
+        count, tokens = len(self._lengths), [sum(pair[side] for pair in self._lengths) for side in (0, 1)]
+        positions = sum(len(b) * max(self._lengths[i][side] for i in b) for b in plan for side in (0, 1))
+        return (
+            f"{count:,} training pairs, {tokens[1] - count:,} target tokens, {len(plan):,} batches an epoch, "
+            f"padding {1 - sum(tokens) / positions:.1%}"
+        )
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self.plan())

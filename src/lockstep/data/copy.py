@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from datasets import Dataset, DatasetDict
 
+from lockstep.data.preparation import Prepared, prepare
 from lockstep.data.tokenization import Tokenizers, word_tokenizer
 
 
@@ -66,3 +67,7 @@ class CopyTask:
         """One token a symbol, joint."""
         tokenizer = word_tokenizer(str(symbol) for symbol in range(self.symbols))
         return Tokenizers(tokenizer, tokenizer)
+
+    def prepare(self, texts: DatasetDict) -> Prepared:
+        """Tokenizers and token ids."""
+        return prepare(texts, self.tokenizers(texts["train"]))

@@ -11,6 +11,7 @@ from babel.dates import format_date, format_skeleton
 from babel.localedata import locale_identifiers
 from datasets import Dataset, DatasetDict
 
+from lockstep.data.preparation import Prepared, prepare
 from lockstep.data.tokenization import Tokenizers, subword_tokenizers
 
 # In English "Sunday, November 29, 2026", "Sun, Nov 29, 2026", "November 29, 2026" and "Nov 29, 2026".
@@ -84,6 +85,10 @@ class DatesTask:
     def tokenizers(self, train: Dataset) -> Tokenizers:
         """Byte-level subwords, trained on the training split."""
         return subword_tokenizers(train, vocabulary_size=self.vocabulary_size, joint=self.joint_vocabulary)
+
+    def prepare(self, texts: DatasetDict) -> Prepared:
+        """Tokenizers and token ids."""
+        return prepare(texts, self.tokenizers(texts["train"]))
 
 
 def _write(day: date, style: str, source: Locale, target: Locale) -> tuple[str, str]:

@@ -1,17 +1,17 @@
 """The data module: a task's texts, tokenised, in batches."""
 
+import logging
 from typing import Any, ClassVar, Protocol
 
 import lightning as L
 import torch
-from datasets import Dataset, DatasetDict
-from torch import Tensor
+from datasets import DatasetDict
 from torch.utils.data import DataLoader, Sampler
 
 from lockstep.data.batching import Batch, EndlessBatches, LengthGroupedBatches, collate
-from lockstep.data.tokenization import Tokenizers, encode
+from lockstep.data.preparation import Pairs, Prepared
 
-Pairs = list[tuple[Tensor, Tensor]]
+logger = logging.getLogger("lockstep")
 
 
 class Task(Protocol):
@@ -23,8 +23,8 @@ class Task(Protocol):
         """Text columns ``source`` and ``target`` of the splits train, validation and test."""
         ...
 
-    def tokenizers(self, train: Dataset) -> Tokenizers:
-        """The tokenizers of both sides; where they are trained, on the training split alone."""
+    def prepare(self, texts: DatasetDict) -> Prepared:
+        """Tokenizers, trained on the training split alone if at all, and the ids of what is trained on."""
         ...
 
 
@@ -47,15 +47,17 @@ class DataModule(L.LightningDataModule):
         self._jitter = length_jitter
         self._seed = seed
         self.natural_language = task.natural_language
-        texts = task.splits(seed)
-        for name, split in texts.items():
-            if len(split) < 2:
-                raise ValueError(f"the {name} split has {len(split)} examples; at least 2 are needed")
-        self.tokenizers = task.tokenizers(texts["train"])
-        self.splits = encode(texts, self.tokenizers)
-        self._pairs = {name: _pairs(split) for name, split in self.splits.items()}
+        self.tokenizers, self._texts, self._pairs = task.prepare(task.splits(seed))
+        for name, pairs in self._pairs.items():
+            if len(pairs) < 2:
+                raise ValueError(f"the {name} split has {len(pairs)} examples; at least 2 are needed")
         self._batches_before = 0  # those of the sessions before this one
         self._stream = EndlessBatches(self.batches("train"))
+
+    def setup(self, stage: str) -> None:
+        """Say what an epoch of training is."""
+        if stage == "fit":
+            logger.info(self.batches("train").summary())
 
     def batches(self, split: str) -> LengthGroupedBatches:
         """The sampler of one split."""
@@ -97,17 +99,12 @@ class DataModule(L.LightningDataModule):
 
     def sources(self, split: str) -> list[str]:
         """The source texts of a split, in its order."""
-        return list(self.splits[split]["source"])
+        return self._texts[split]["source"][:]
 
     def references(self, split: str) -> list[str]:
         """The target texts of a split as they were given, in its order: what translations are scored against."""
-        return list(self.splits[split]["target"])
+        return self._texts[split]["target"][:]
 
     def examples(self, split: str, count: int) -> Pairs:
         """The first examples of a split, as (source, target) ids."""
         return self._pairs[split][:count]
-
-
-def _pairs(split: Dataset) -> Pairs:
-    columns = zip(split["source_ids"], split["target_ids"], strict=True)
-    return [(torch.tensor(source), torch.tensor(target)) for source, target in columns]

@@ -1,59 +1,55 @@
 """Multi30k: image captions in English, with their translations."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar
 
-from datasets import Dataset, DatasetDict, load_dataset
+from datasets import DatasetDict
 
-from lockstep.data.lines import read_lines
-from lockstep.data.tokenization import Tokenizers, subword_tokenizers
+from lockstep.data.corpus import Corpus
+from lockstep.data.hub import hub_pairs
+from lockstep.data.pairs import read_pairs
 
 HUB_NAME = "bentrevett/multi30k"
+HUB_LANGUAGES = ("en", "de")
 # Our names of the splits, and those of the files.
 FILES = {"train": "train", "validation": "val", "test": "test_2016_flickr"}
 
 
-@dataclass(frozen=True)
-class Multi30kTask:
-    """29,000 captions to train on, 1,014 to validate and the 1,000 of the 2016 test.
+@dataclass(frozen=True, kw_only=True)
+class Multi30kTask(Corpus):
+    """29,000 captions to train on, 1,014 to validate on and the 1,000 of the 2016 test.
 
     Args:
         path: a folder with the raw files of the public repository multi30k/dataset (``train.en.gz``, ``val.en.gz``,
             ``test_2016_flickr.en.gz``, and so for each language); None for the Hub's copy, English and German only.
         source_language: as the files call it: en, de, fr or cs.
         target_language: likewise.
-        vocabulary_size: most tokens of a tokenizer.
-        joint_vocabulary: one tokenizer for both sides.
+
+    Raises:
+        ValueError: a language that the Hub's copy lacks.
     """
 
     path: str | None
     source_language: str
     target_language: str
-    vocabulary_size: int
-    joint_vocabulary: bool
-    natural_language: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for language in (self.source_language, self.target_language):
+            if self.path is None and language not in HUB_LANGUAGES:
+                raise ValueError(
+                    f"the Hub's copy of Multi30k is {' and '.join(HUB_LANGUAGES)} only; for {language} give the raw "
+                    "files of the public repository multi30k/dataset: data.path=FOLDER"
+                )
 
     def splits(self, seed: int) -> DatasetDict:
         """Text columns ``source`` and ``target`` of the splits train, validation and test.
 
         Raises:
-            ValueError: a file cannot be read, or two files have different numbers of lines.
+            ValueError: a file or the Hub's dataset cannot be read, or is not as it should be.
         """
+        languages = self.source_language, self.target_language
         if self.path is None:
-            hub = load_dataset(HUB_NAME)
-            columns = {self.source_language: "source", self.target_language: "target"}
-            return DatasetDict({name: hub[name].select_columns([*columns]).rename_columns(columns) for name in FILES})
-        return DatasetDict({name: self._read(Path(self.path), file) for name, file in FILES.items()})
-
-    def _read(self, folder: Path, file: str) -> Dataset:
-        source, target = (folder / f"{file}.{code}.gz" for code in (self.source_language, self.target_language))
-        texts = {"source": read_lines(source), "target": read_lines(target)}
-        if len(texts["source"]) != len(texts["target"]):
-            counts = f"{len(texts['source'])} and {len(texts['target'])}"
-            raise ValueError(f"{source} and {target} have {counts} lines; each line is the translation of the other's")
-        return Dataset.from_dict(texts)
-
-    def tokenizers(self, train: Dataset) -> Tokenizers:
-        """Byte-level subwords, trained on the training split."""
-        return subword_tokenizers(train, vocabulary_size=self.vocabulary_size, joint=self.joint_vocabulary)
+            return hub_pairs(HUB_NAME, None, languages, "give a folder with its files by data.path=FOLDER")
+        source, target = (f"{self.path}/{{}}.{language}.gz" for language in languages)
+        return DatasetDict(
+            {name: read_pairs((source.format(file), target.format(file)), None) for name, file in FILES.items()}
+        )

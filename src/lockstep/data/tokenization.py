@@ -1,19 +1,23 @@
 """Tokenizers (Hugging Face ``tokenizers``), the four special tokens, and texts to token ids."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from datasets import Dataset, DatasetDict
+import torch
+from datasets import Dataset
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE, WordLevel
-from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, WhitespaceSplit
+from tokenizers.pre_tokenizers import ByteLevel, Digits, WhitespaceSplit
+from tokenizers.pre_tokenizers import Sequence as InTurn
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
+from torch import Tensor
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS, UNK = range(4)
+CHUNK = 10_000  # texts encoded at a time: the library's record of one is far larger than its ids
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ def subword_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
     if vocabulary_size < least:
         raise ValueError(f"vocabulary_size={vocabulary_size} cannot hold 256 bytes and the special tokens, {least}")
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    tokenizer.pre_tokenizer = InTurn([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
         vocab_size=vocabulary_size,
@@ -74,9 +78,9 @@ def subword_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
 def subword_tokenizers(train: Dataset, *, vocabulary_size: int, joint: bool) -> Tokenizers:
     """A subword tokenizer of both sides' texts together, or one for each side, each of ``vocabulary_size``."""
     if joint:
-        tokenizer = subword_tokenizer([*train["source"], *train["target"]], vocabulary_size)
+        tokenizer = subword_tokenizer([*train["source"][:], *train["target"][:]], vocabulary_size)
         return Tokenizers(tokenizer, tokenizer)
-    return Tokenizers(*(subword_tokenizer(train[side], vocabulary_size) for side in ("source", "target")))
+    return Tokenizers(*(subword_tokenizer(train[side][:], vocabulary_size) for side in ("source", "target")))
 
 
 def with_ends(tokenizer: Tokenizer) -> Tokenizer:
@@ -99,22 +103,20 @@ def to_line(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """A tokenizer as it was saved; that special tokens in texts are text is not kept in the file."""
-    tokenizer = Tokenizer.from_file(str(path))
+    """A tokenizer from the file it was saved in."""
+    return tokenizer_from(path.read_text(encoding="utf-8"))
+
+
+def tokenizer_from(saved: str) -> Tokenizer:
+    """A tokenizer as it was saved; that special tokens in texts are text is not kept there."""
+    tokenizer = Tokenizer.from_str(saved)
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
-def encode(splits: DatasetDict, tokenizers: Tokenizers) -> DatasetDict:
-    """Add the columns ``source_ids`` and ``target_ids`` to text columns ``source`` and ``target``."""
-
-    def batch(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        return {
-            "source_ids": [e.ids for e in tokenizers.source.encode_batch(rows["source"])],
-            "target_ids": [e.ids for e in tokenizers.target.encode_batch(rows["target"])],
-        }
-
-    def whole(split: Dataset) -> Dataset:
-        return split.map(batch, batched=True, keep_in_memory=True)
-
-    return DatasetDict({name: whole(split) for name, split in splits.items()})
+def encode(texts: Sequence[str], tokenizer: Tokenizer) -> list[Tensor]:
+    """The ids of each text."""
+    ids: list[Tensor] = []
+    for start in range(0, len(texts), CHUNK):
+        ids += [torch.tensor(e.ids) for e in tokenizer.encode_batch_fast(texts[start : start + CHUNK])]
+    return ids

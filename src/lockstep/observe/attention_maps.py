@@ -152,6 +152,6 @@ class AttentionMaps(L.Callback):
             "decoder": (self._prefix, self._prefix),
             "cross": (self._prefix, self._source),
         }
-        for kind, weights in attention_maps(pl_module.model, example).items():  # type: ignore[arg-type]
+        for kind, weights in attention_maps(pl_module.judged, example).items():  # type: ignore[arg-type]
             image = draw_attention(weights, *axes[kind])
             writer.add_image(f"attention/{kind}", image, trainer.global_step, dataformats="HWC")

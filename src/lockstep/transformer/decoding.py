@@ -74,7 +74,7 @@ class _LayerCache:
             self._mask = self._mask[sources]
             self._source = (self._source[0][sources], self._source[1][sources])
         if self._target is not None:
-            self._target = (self._target[0][rows], self._target[1][rows])
+            self._target = (self._target[0].index_select(0, rows), self._target[1].index_select(0, rows))
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._layer.connect(x, self._self_attend, self._cross_attend)

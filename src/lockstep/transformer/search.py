@@ -101,14 +101,12 @@ def beam_search(
         length += 1
         B, k = totals.shape
         logits = decoder(tokens.flatten(0, 1))  # (B·k, V)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        normalizer = logits.logsumexp(dim=-1, keepdim=True)
-        forbidden = [*never, eos] if length < options.min_length else list(never)
-        logits[:, forbidden] = float("-inf")
-        usable = logits.size(1) - len(forbidden)
-        values, ids = largest(logits, min(options.beam_size + 1, usable))  # as many as a beam, if EOS is among them
-        totals = totals[..., None] + (values - normalizer).view(B, k, -1)
-        order = totals.flatten(1).sort(dim=-1, descending=True, stable=True)
+        log_probabilities = logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        forbidden = {*never, eos} if length < options.min_length else {*never}
+        log_probabilities[:, list(forbidden)] = float("-inf")
+        # One more than a beam, since EOS may be among them.
+        values, ids = largest(log_probabilities, min(options.beam_size + 1, logits.size(1) - len(forbidden)))
+        order = (totals[..., None] + values.view(B, k, -1)).flatten(1).sort(dim=-1, descending=True, stable=True)
         parents = order.indices // values.size(1)  # (B, candidates), of k
         following = ids.view(B, -1).gather(1, order.indices)
         is_end = following == eos
