@@ -16,27 +16,41 @@ from lockstep.configuration import TrainOptions, parse
 from lockstep.data.batching import collate
 from lockstep.data.tokenization import PAD
 from lockstep.experiment import build_data, build_model, build_module, train
-from lockstep.observe.scores import score
+from lockstep.observe import scores
+from lockstep.observe.scores import Score, score
 from lockstep.runs import options_of_run
 from lockstep.training.errors import Interrupted
 from lockstep.translation import Translator
 
-OPTIONS = ["trainer.max_steps=70", "trainer.val_check_interval=10", "schedule.name=constant", "search.beam_size=3"]
+OPTIONS = ["trainer.max_steps=70", "trainer.val_check_interval=10", "average_decay=0.8", "search.beam_size=3"]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return run(config(tmp_path_factory.mktemp("whole"), *OPTIONS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCKSTEP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return run(config(tmp_path_factory.mktemp("whole"), *OPTIONS))
 
 
 @pytest.fixture(scope="module")
 def best(whole):
-    """The run's options, data and, with its best weights, module."""
-    options = parse(TrainOptions, config(whole.parent, *OPTIONS))
+    return load(whole)
+
+
+def load(folder):
+    """A run's options, data and, with its best weights, module."""
+    checkpoint = state(folder, "best.ckpt")
+    options = parse(TrainOptions, checkpoint["lockstep"]["config"])
     data = build_data(options)
     module = build_module(options, build_model(options, data), natural_language=True).eval()
-    module.load_state_dict(state(whole, "best.ckpt")["state_dict"])
+    module.load_state_dict(checkpoint["state_dict"])
     return options, data, module
+
+
+def translate(options, data, model):
+    """Each test sentence by itself."""
+    translator = Translator(model, data.tokenizers, options.search, batch_tokens=1)
+    return [translator([source])[0][0].text for source in data.sources("test")]
 
 
 def metrics_of(folder):
@@ -68,22 +82,31 @@ def test_the_printed_command_gives_the_scores_that_were_noted(whole):
     assert [step for step, _ in points(whole)["test/bleu"]] == [70]
 
 
-def test_every_test_sentence_has_its_own_translation_by_the_best_weights(whole, best):
+def test_every_test_sentence_has_its_own_translation(whole, best):
     options, data, module = best
-    translator = Translator(module.model, data.tokenizers, options.search, batch_tokens=1)
-    alone = [translator([source])[0][0].text for source in data.sources("test")]
+    alone = translate(options, data, module.judged)
     assert len(set(alone)) > 5
     assert (whole / "test.hypotheses.txt").read_text().splitlines() == alone
     assert (whole / "test.references.txt").read_text().splitlines() == data.references("test")
 
 
-def test_the_best_validation_is_the_one_of_the_highest_bleu(whole):
-    steps, values = zip(*points(whole)["validation/bleu"], strict=True)
-    assert steps == (10, 20, 30, 40, 50, 60, 70)
-    expected = steps[values.index(max(values))]
-    lowest_loss = min(points(whole)["validation/loss"], key=lambda point: point[1])[0]
-    assert expected not in (lowest_loss, 70)  # else nothing is shown
-    assert state(whole, "best.ckpt")["global_step"] == expected == metrics_of(whole)["test/step"]
+def test_the_weights_of_the_highest_bleu_are_judged_not_the_last_nor_those_of_the_lowest_loss(tmp_path, monkeypatch):
+    def falling(hypotheses, references):
+        calls.append(len(hypotheses))
+        return {**score(hypotheses, references), "bleu": Score(50.0 - len(calls), "")}
+
+    calls = []
+    monkeypatch.setattr(scores, "score", falling)
+    folder = run(config(tmp_path, "trainer.max_steps=30", "trainer.val_check_interval=10"))
+    assert calls == [12, 12, 12, 14]
+    assert state(folder, "best.ckpt")["global_step"] == metrics_of(folder)["test/step"] == 10
+    losses = dict(points(folder)["validation/loss"])
+    assert losses[10] > losses[30]
+    options, data, module = load(folder)
+    translations = translate(options, data, module.model)
+    assert (folder / "test.hypotheses.txt").read_text().splitlines() == translations
+    module.load_state_dict(state(folder, "last.ckpt")["state_dict"])
+    assert translate(options, data, module.model) != translations
 
 
 def test_validation_scores_the_greedy_translations_against_the_raw_references(whole, best):
@@ -151,6 +174,6 @@ def test_weights_of_another_layout_are_judged_as_well(tmp_path, whole):
 def test_an_impossible_search_is_refused_before_any_work(tmp_path):
     from lockstep.configuration import ConfigurationError
 
-    with pytest.raises(ConfigurationError, match=r"search: n_best=2 is more than"):
+    with pytest.raises(ConfigurationError, match=r"option search\.n_best=2 is more than"):
         train(config(tmp_path, "search.beam_size=1", "search.n_best=2"))
     assert not list(tmp_path.iterdir())

@@ -1,22 +1,20 @@
-"""A task of natural language, small enough for whole runs in a test."""
+"""A parallel corpus small enough for whole runs in a test."""
 
 import random
-from dataclasses import dataclass
-from typing import ClassVar
 
 from conftest import compose
-from datasets import Dataset, DatasetDict
-
-from lockstep.data.tokenization import subword_tokenizers
 
 WORDS = {"the": "das", "old": "alte", "red": "rote", "house": "Haus", "horse": "Pferd", "car": "Auto", "sees": "sieht"}
 TINY = [
+    "data=parallel",
+    "data.vocabulary_size=320",
     "model.d_model=64",
     "model.num_heads=2",
     "model.d_ff=64",
     "model.encoder_layers=1",
     "model.decoder_layers=1",
     "batch_tokens=64",
+    "length_jitter=0",
     "trainer.accelerator=cpu",
     "trainer.log_every_n_steps=1",
     "attention_maps_every=0",
@@ -26,28 +24,21 @@ TINY = [
 ]
 
 
-@dataclass(frozen=True)
-class Captions:
-    """Word by word translations of 1 to 9 words; half the targets begin with a capital, which nobody can know."""
-
-    natural_language: ClassVar[bool] = True
-
-    def splits(self, seed):
-        draw = random.Random(3)
-        splits = {}
-        for name, size in (("train", 60), ("validation", 12), ("test", 14)):
-            words = [draw.choices(list(WORDS), k=draw.randint(1, 9)) for _ in range(size)]
-            ends = [draw.choice([".", "!"]) for _ in range(size)]
-            source = [" ".join(line) + end for line, end in zip(words, ends, strict=True)]
-            target = [" ".join(WORDS[w] for w in line) + end for line, end in zip(words, ends, strict=True)]
-            target = [line[0].upper() + line[1:] if draw.random() < 0.5 else line for line in target]
-            splits[name] = Dataset.from_dict({"source": source, "target": target})
-        return DatasetDict(splits)
-
-    def tokenizers(self, train):
-        return subword_tokenizers(train, vocabulary_size=320, joint=True)
+def pairs(count, draw):
+    """Sentences of 1 to 9 words and translations word by word; half of these begin with a capital: nobody can know."""
+    for _ in range(count):
+        words, end = draw.choices(list(WORDS), k=draw.randint(1, 9)), draw.choice(".!")
+        target = " ".join(WORDS[word] for word in words) + end
+        yield " ".join(words) + end, target[0].upper() + target[1:] if draw.random() < 0.5 else target
 
 
 def config(folder, *overrides):
-    composed = compose(*TINY, f"output={folder}", *overrides)
-    return {**composed, "data": {"_target_": "training.translating.Captions"}}
+    """Of a run in a folder, with the corpus beside it."""
+    corpus = folder.with_name(f"{folder.name}-corpus")
+    corpus.mkdir(exist_ok=True)
+    draw = random.Random(3)
+    files = {name: corpus / f"{name}.tsv" for name in ("train", "validation", "test")}
+    for path, count in zip(files.values(), (60, 12, 14), strict=True):
+        path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs(count, draw)))
+    data = [f"data.{name}={path}" for name, path in files.items()]
+    return compose(*TINY, *data, f"output={folder}", *overrides)
