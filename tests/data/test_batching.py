@@ -63,3 +63,25 @@ def test_collate_pads_at_the_end():
     assert batch.source_mask.tolist() == [[True, True, True], [True, True, False]]
     assert batch.prefix.tolist() == [[1, 2, 0], [1, 8, 9]]
     assert batch.labels.tolist() == [[2, 0, 0], [8, 9, 2]]
+
+
+def test_examples_alike_on_both_sides_go_together_where_lengths_differ():
+    draw = torch.Generator().manual_seed(0)
+    source = torch.randint(5, 25, (4000,), generator=draw)
+    target = (source * (0.7 + 0.6 * torch.rand(4000, generator=draw))).long()
+    lengths = list(zip(source.tolist(), target.tolist(), strict=True))
+    sampler = LengthGroupedBatches(lengths, 1024, seed=0)
+    padded = sum(max(lengths[i][side] for i in b) * len(b) for b in sampler.plan() for side in (0, 1))
+    share = 1 - float(source.sum() + target.sum()) / padded
+    assert share < 0.06  # 0.11 where only the longer side counts
+    assert sampler.summary().endswith(f"padding {share:.1%}")
+    first = sampler.plan()
+    sampler.set_epoch(1)
+    assert {tuple(sorted(b)) for b in first}.isdisjoint(tuple(sorted(b)) for b in sampler.plan())
+
+
+def test_the_size_of_an_epoch_is_told():
+    # Target tokens to be predicted: 3 + 3 + 5 + 5. One batch pads to 4 x (4 + 6), of which 2 x (2 + 2) are not real.
+    lengths = [(2, 4), (2, 4), (4, 6), (4, 6)]
+    told = LengthGroupedBatches(lengths, 1000, seed=0).summary()
+    assert told == "4 training pairs, 16 target tokens, 1 batches an epoch, padding 20.0%"

@@ -87,10 +87,10 @@ def hold_out(train: Dataset, names: list[str], most: int, seed: int) -> dict[str
     size = min(most, len(pairs) // 10, len(alone) // len(names))
     if size < 2:
         logger.warning(
-            "%s is not given, and none of the %d training pairs is held out for it: it is the training pairs "
-            "themselves, and its scores say nothing about other texts",
-            " and ".join(names),
+            "none of the %d training pairs is held out for %s: the training pairs themselves stand in, and scores on "
+            "them say nothing about other texts",
             len(pairs),
+            " and ".join(names),
         )
         return dict.fromkeys(names, train)
     drawn = random.Random(seed).sample(alone, size * len(names))

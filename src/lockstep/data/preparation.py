@@ -107,7 +107,7 @@ def _store(path: Path, prepared: Prepared) -> None:
 
 
 def _load(path: Path, texts: DatasetDict) -> Prepared:
-    with np.load(path) as arrays:  # each array has its checksum
+    with path.open("rb") as file, np.load(file) as arrays:  # each array has its checksum
         source = tokenizer_from(arrays["source"].tobytes().decode())
         target = tokenizer_from(arrays["target"].tobytes().decode()) if "target" in arrays else source
         pairs = {}

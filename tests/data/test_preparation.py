@@ -1,0 +1,152 @@
+"""What was prepared is found again where nothing changed, and nowhere else."""
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from datasets import Dataset, DatasetDict
+
+from lockstep.data import preparation
+from lockstep.data.lines import read_lines
+from lockstep.data.preparation import cache_folder, prepare_subwords
+
+LINE = "the tag </s> ends <pad> here <unk>"
+
+
+def corpus(*sources, target="ziel"):
+    split = Dataset.from_dict({"source": [*sources, LINE], "target": [target] * (len(sources) + 1)})
+    return DatasetDict({"train": split, "validation": split, "test": split})
+
+
+def prepared(texts=None, vocabulary_size=300, joint=True):
+    return prepare_subwords(texts or corpus("source"), vocabulary_size=vocabulary_size, joint=joint)
+
+
+def same(one, other):
+    ids = [{name: [(s.tolist(), t.tolist()) for s, t in p] for name, p in each.pairs.items()} for each in (one, other)]
+    return ids[0] == ids[1] and one.tokenizers.fingerprint() == other.tokenizers.fingerprint()
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """Counts how often tokenizers are trained."""
+    calls = []
+    real = preparation.subword_tokenizers
+    monkeypatch.setattr(preparation, "subword_tokenizers", lambda *a, **o: calls.append(1) or real(*a, **o))
+    return calls
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_unchanged_texts_are_prepared_once_and_found_the_same(trainings, joint):
+    first, again = prepared(joint=joint), prepared(joint=joint)
+    assert len(trainings) == 1
+    assert same(first, again)
+    assert again.tokenizers.joint == joint
+    # What is not in a saved tokenizer: special tokens in texts are text.
+    assert again.tokenizers.source.encode(LINE).ids == again.pairs["train"][-1][0].tolist()
+    assert again.pairs["train"][-1][0].dtype == first.pairs["train"][-1][0].dtype
+
+
+def test_an_edited_file_of_the_same_name_size_and_time_is_read_anew(tmp_path):
+    path = tmp_path / "train.txt"
+
+    def prepare(text):
+        path.write_text(text)
+        os.utime(path, ns=(0, 0))
+        result = prepared(corpus(*read_lines(path)))
+        return result.tokenizers.source.decode(result.pairs["train"][0][0].tolist())
+
+    assert [prepare("A"), prepare("B"), prepare("A")] == ["A", "B", "A"]
+
+
+def test_every_setting_and_text_of_any_split_counts(trainings, monkeypatch):
+    texts = corpus("source")
+    prepared(texts)
+    prepared(texts, vocabulary_size=301)
+    prepared(texts, joint=False)
+    prepared(corpus("source", target="anders"))
+    for split in ("validation", "test"):
+        prepared(DatasetDict({**texts, split: corpus("other")["train"]}))
+    prepared(corpus("sour", "ce"))
+    assert len(trainings) == 7
+    monkeypatch.setattr(tokenizers, "__version__", "0.0.0")
+    prepared(texts)
+    assert len(trainings) == 8
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "garbage"])
+def test_a_damaged_file_is_made_again(cache_folder, trainings, caplog, damage):
+    first = prepared()
+    (path,) = cache_folder.iterdir()
+    content = path.read_bytes()
+    damaged = {
+        "cut": content[:-100],
+        "empty": b"",
+        "garbage": b"garbage" * 99,
+    }[damage]
+    assert damaged != content
+    path.write_bytes(damaged)
+    assert same(prepared(), first)
+    assert "damaged and made again" in caplog.text
+    assert same(prepared(), first)
+    assert len(trainings) == 2
+
+
+def test_a_flipped_bit_anywhere_changes_nothing(cache_folder):
+    first = prepared()
+    (path,) = cache_folder.iterdir()
+    content = path.read_bytes()
+    for place in range(0, len(content), 997):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        assert same(prepared(), first)
+
+
+def test_a_preparation_broken_off_leaves_nothing_that_is_believed(cache_folder, trainings, monkeypatch):
+    def broken_off(file, **arrays):
+        file.write(b"half of it")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            prepared()
+    assert list(cache_folder.iterdir()) == []
+    (cache_folder / "killed.0123.tmp").write_bytes(b"half of it")
+    prepared()
+    prepared()
+    assert len(trainings) == 2
+
+
+def test_several_at_once_leave_one_whole_file(cache_folder):
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(prepared())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    assert len(list(cache_folder.iterdir())) == 1
+    assert all(same(result, prepared()) for result in results)
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.WARNING, "lockstep")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "file"))
+    assert same(prepared(), prepared())
+    assert "not kept for next time" in caplog.text
+
+
+def test_the_folder_is_the_users_of_caches_unless_chosen(monkeypatch, tmp_path):
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("LOCKSTEP_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert cache_folder() == Path("/x/lockstep")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/h")
+    assert cache_folder() == Path("/h/.cache/lockstep")
