@@ -19,6 +19,7 @@ CHOICES = {
     "length_jitter": [0, 1, 5, -1],
     "label_smoothing": [0.0, 0.1, 0, 1.0],
     "stop_at_exact_match": [None, 0.5, 1.0, 0.0],
+    "patience": [None, 1, 3, 0],
     "attention_maps_every": [0, 1, 2, -1],
     "checkpoint_every": [1, 2, 100, 0],
     "arithmetic": ["ordered", "native", "exact"],

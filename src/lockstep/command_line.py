@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -27,7 +27,9 @@ FAILURE, USAGE_ERROR = 1, 2
 Job = Callable[[dict[str, Any]], int | Mapping[str, Any]]
 
 
-def run(config_path: Path, config_name: str, job: Job, *, sweeps: bool = False) -> NoReturn:
+def run(
+    config_path: Path, config_name: str, job: Job, *, sweeps: bool = False, log: Literal["stdout", "stderr"] = "stdout"
+) -> NoReturn:
     """Compose ``config_name`` from the command line, call the job with plain values, and exit with its status.
 
     Hydra's own printing of errors is replaced: it shows a stack, or advises ``+key=``, which hides typing errors.
@@ -39,12 +41,13 @@ def run(config_path: Path, config_name: str, job: Job, *, sweeps: bool = False) 
         job: returns an exit status, or a run's metrics.
         sweeps: with ``-m``, each job's ``output`` is the sweep's folder and its ``name`` tells the swept options, the
             metrics make a table, and a job that fails leaves the others to run.
+        log: where the log goes; not to standard output where that holds the job's results.
     """
     from lockstep.configuration import ConfigurationError
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, so that it is printed here
     sys.path.insert(0, os.getcwd())  # a class in a file beside the user is found
-    _log_to_terminal()
+    logging.getLogger("lockstep").addHandler(_TerminalHandler(log))
     status = 0
     sweep: Sweep | None = None
 
@@ -184,11 +187,11 @@ def _dotted(node: Any, prefix: str = "") -> list[str]:
 
 
 class _TerminalHandler(logging.Handler):
-    """Prints to whatever standard output is at the time: a progress bar puts itself in its place."""
+    """Prints to whatever the stream is at the time: a progress bar puts itself in its place."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__()
+        self._stream = stream
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), flush=True)
-
-
-def _log_to_terminal() -> None:
-    logging.getLogger("lockstep").addHandler(_TerminalHandler())
+        print(self.format(record), file=getattr(sys, self._stream), flush=True)

@@ -19,6 +19,7 @@ from rich.console import Console
 from torch.optim import Optimizer
 
 from lockstep import experiment
+from lockstep.allocation import keep_freed_memory
 from lockstep.configuration import ConfigurationError, Node, Positive, TrainOptions, check_arguments, nearest, parse
 from lockstep.data.batching import Batch
 from lockstep.data.module import DataModule
@@ -38,7 +39,14 @@ logger = logging.getLogger("lockstep")
 
 _PRECISION = {"32-true": "float32", "64-true": "float64"}
 # Of single runs, and without a meaning here.
-OFF = {"stop_at_exact_match": None, "attention_maps_every": 0, "checkpoint_every": 1, "resume": None}
+OFF = {
+    "stop_at_exact_match": None,
+    "patience": None,
+    "search": {"beam_size": 1, "length_penalty": 0.0, "min_length": 1, "max_length": None, "n_best": 1},
+    "attention_maps_every": 0,
+    "checkpoint_every": 1,
+    "resume": None,
+}
 
 
 @dataclass(frozen=True)
@@ -204,6 +212,7 @@ def compare(config: dict[str, Any], conf: Path) -> int:
         ConfigurationError: before any work, and before the folder is made.
     """
     experiment.quiet_libraries()
+    keep_freed_memory()
     config = {**config, **OFF}
     compared = parse(CompareOptions, config.pop("compare"), "compare.")
     options = parse(TrainOptions, {**config, "attention": {}})

@@ -19,6 +19,7 @@ from lockstep.attention import Arithmetic
 from lockstep.training.schedules import ScheduleName
 from lockstep.transformer.layers import Activation, Norm
 from lockstep.transformer.model import TiedEmbeddings
+from lockstep.transformer.search import SearchOptions
 
 Positive = Annotated[int, Ge(1)]
 Count = Annotated[int, Ge(0)]
@@ -79,7 +80,10 @@ class TrainOptions:
     optimizer: dict[str, Any]
     schedule: ScheduleOptions
     label_smoothing: Probability
+    average_decay: Probability | None
     stop_at_exact_match: Annotated[float, Gt(0)] | None
+    patience: Positive | None
+    search: SearchOptions
     attention_maps_every: Count
     checkpoint_every: Positive
     trainer: TrainerOptions
@@ -98,17 +102,31 @@ class ConvertOptions:
     output: str
 
 
+@dataclass(frozen=True)
+class TranslateOptions:
+    """Everything ``scripts/translate.py`` can be told."""
+
+    checkpoint: str
+    search: SearchOptions
+    batch_tokens: Positive
+    cached: bool
+    picture: str | None
+
+
 def parse(cls: type[T], node: Node, path: str = "") -> T:
     """Make a dataclass of options, nested ones included, from plain values.
 
     Raises:
-        ConfigurationError: an unknown, missing or ill-typed option.
+        ConfigurationError: an unknown, missing or ill-typed option, or one that the dataclass itself refuses.
     """
     nested = {f.name: f.type for f in dataclasses.fields(cls) if dataclasses.is_dataclass(f.type)}  # type: ignore[arg-type]
     values = check_arguments(cls, node, path)
     for name, child in nested.items():
         values[name] = parse(child, _mapping(values[name], f"{path}{name}"), f"{path}{name}.")  # type: ignore[arg-type]
-    return cls(**values)
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ConfigurationError(f"option {path}{error}") from None
 
 
 def check_arguments(target: Callable[..., Any], node: Node, path: str, positional: int = 0) -> dict[str, Any]:

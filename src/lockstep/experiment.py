@@ -1,7 +1,6 @@
 """The composition root: from a configuration to a trained model and its run folder."""
 
 import importlib
-import json
 import logging
 import sys
 import warnings
@@ -13,12 +12,11 @@ from typing import Any
 
 import datasets
 import lightning as L
-from lightning.pytorch.callbacks import EarlyStopping
 from omegaconf import OmegaConf
-from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
+from lockstep.allocation import keep_freed_memory
 from lockstep.attention import MultiHeadAttention
 from lockstep.configuration import (
     ConfigurationError,
@@ -30,25 +28,23 @@ from lockstep.configuration import (
     nearest,
     parse,
 )
-from lockstep.data.batching import collate
 from lockstep.data.module import DataModule
-from lockstep.observe.attention_maps import AttentionMaps
 from lockstep.observe.board import Board
-from lockstep.observe.progress import ProgressBar, Samples, ValidationLines
+from lockstep.observe.scores import FinalScores
 from lockstep.observe.throughput import Throughput
+from lockstep.results import report, score_metrics, write_metrics, write_translations
 from lockstep.runs import (
     Resumed,
     how_to_go_on,
     log_file,
     new_run_folder,
-    report,
     resume,
     saved_config,
     shown,
     with_attention,
     write_whole,
 )
-from lockstep.training.checkpoints import Checkpoint, CheckpointFiles, read_checkpoint, write_checkpoint
+from lockstep.training.checkpoints import BEST, Checkpoint, CheckpointFiles, read_checkpoint, write_checkpoint
 from lockstep.training.conversion import ConversionError, convert_checkpoint
 from lockstep.training.errors import Interrupted, NonFiniteError
 from lockstep.training.module import TranslationModule
@@ -58,6 +54,7 @@ from lockstep.training.signals import Signals
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import fingerprint
 from lockstep.transformer.initialization import initialize
+from lockstep.watching import callbacks
 
 logger = logging.getLogger("lockstep")
 
@@ -115,12 +112,13 @@ def build_data(options: TrainOptions) -> DataModule:
 
 def build_model(options: TrainOptions, data: DataModule) -> Transformer:
     """The model, initialised from the run's seed."""
-    model = _transformer(options, data.tokenizers.source.get_vocab_size(), data.tokenizers.target.get_vocab_size())
+    model = transformer(options, data.tokenizers.source.get_vocab_size(), data.tokenizers.target.get_vocab_size())
     initialize(model, options.seed)
     return model
 
 
-def _transformer(options: TrainOptions, source_vocabulary: int, target_vocabulary: int) -> Transformer:
+def transformer(options: TrainOptions, source_vocabulary: int, target_vocabulary: int) -> Transformer:
+    """The model without its initial weights."""
     sizes = asdict(options.model)
     for name in ("num_heads", "bias", "attention_dropout"):  # the attention's own
         del sizes[name]
@@ -141,41 +139,26 @@ def optimizer_factory(options: TrainOptions) -> Callable[[Any], Optimizer]:
     return lambda parameters: cls(parameters, **arguments)
 
 
-def build_module(options: TrainOptions, model: Transformer) -> TranslationModule:
+def build_module(options: TrainOptions, model: Transformer, natural_language: bool = False) -> TranslationModule:
     """The model with its loss and optimiser."""
     optimizer = optimizer_factory(options)
+    if options.average_decay is not None and options.trainer.precision == "bf16-true":
+        raise ConfigurationError(
+            "option average_decay: an average in bfloat16 stands still; trainer.precision=bf16-mixed keeps float32"
+        )
     try:
         optimizer([nn.Parameter()])
     except ValueError as error:
         raise ConfigurationError(f"optimizer: {error}") from error
     factor = schedule(options.schedule.name, options.schedule.warmup_steps, options.trainer.max_steps)
-    return TranslationModule(model, optimizer, factor, options.label_smoothing)
-
-
-def callbacks(options: TrainOptions, data: DataModule) -> list[L.Callback]:
-    """What watches a run; the throughput first, so that it does not time the others."""
-    source, target = data.tokenizers.source, data.tokenizers.target
-    example, samples = data.examples("validation", 1), data.examples("validation", 4)
-    watchers: list[L.Callback] = [
-        Throughput(),
-        ValidationLines(),
-        Samples(collate(samples), source.decode, target.decode),
-    ]
-    if options.attention_maps_every:
-        labels = [_labels(tokenizer, ids) for tokenizer, ids in zip((source, target), example[0], strict=True)]
-        watchers.append(AttentionMaps(collate(example), labels[0], labels[1], options.attention_maps_every))
-    if options.stop_at_exact_match is not None:
-        threshold = options.stop_at_exact_match - 1e-6  # Lightning asks for more than this, not for as much
-        watchers.append(
-            EarlyStopping("validation/exact_match", mode="max", patience=10**9, stopping_threshold=threshold)
-        )
-    if sys.stdout.isatty():
-        watchers.append(ProgressBar())
-    return watchers
-
-
-def _labels(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
-    return [tokenizer.decode([index], skip_special_tokens=False) for index in ids.tolist()]
+    return TranslationModule(
+        model,
+        optimizer,
+        factor,
+        options.label_smoothing,
+        average_decay=options.average_decay,
+        natural_language=natural_language,
+    )
 
 
 def train(config: dict[str, Any]) -> dict[str, Any]:
@@ -191,6 +174,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         Interrupted: a signal came; the run is saved.
     """
     quiet_libraries()
+    keep_freed_memory()
     options = parse(TrainOptions, config)
     config = {**config, "output": str(Path(options.output).absolute()), "resume": None}
     resumed = None if options.resume is None else resume(Path(options.resume), config)
@@ -203,7 +187,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigurationError(f"model: {error}") from error
     data = build_data(options)
-    module = build_module(options, build_model(options, data))
+    module = build_module(options, build_model(options, data), data.natural_language)
     checkpoint = None if resumed is None else _continued(resumed, config, data)
     # Only now: constructors draw numbers, each variant's as many as it likes.
     L.seed_everything(options.seed, verbose=False)
@@ -220,12 +204,23 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
             for change in resumed.changes:
                 logger.info("changed: %s", change)
         saving = Saving(
-            folder / "checkpoints", options.checkpoint_every, config, data.tokenizers.fingerprint(), signals
+            folder / "checkpoints",
+            options.checkpoint_every,
+            config,
+            data.tokenizers.fingerprint(),
+            signals,
+            monitor="validation/bleu" if data.natural_language else "validation/loss",
+            mode="max" if data.natural_language else "min",
+            patience=options.patience,
         )
-        watchers = [*callbacks(options, data), signals, saving]
+        watchers = [*callbacks(options, data, module.judged, signals), signals, saving]
         trainer = build_trainer(options, board, watchers, CheckpointFiles(checkpoint))
         try:
             trainer.fit(module, data, ckpt_path=str(resumed.path) if resumed else None)
+            metrics: dict[str, Any] = {"train/steps": trainer.global_step, "weights_sha256": fingerprint(module.model)}
+            if data.natural_language:
+                metrics["test/step"] = _load_best(module, folder, config) or trainer.global_step
+                logger.info("test: translating with the weights of step %d", metrics["test/step"])
             trainer.loggers = []  # the test's results are written once, with the hyperparameters
             (results,) = trainer.test(module, data, verbose=False)
         except NonFiniteError as error:
@@ -233,15 +228,18 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         except Interrupted as interrupted:
             logger.info("%s; %s", interrupted, how_to_go_on(folder))
             raise
-        metrics = {
+        metrics |= {
             **results,
-            "train/steps": trainer.global_step,
             **next(w.totals() for w in watchers if isinstance(w, Throughput)),
             "parameters": parameters,
-            "weights_sha256": fingerprint(module.model),
+            "seed": options.seed,
         }
-        board.log_results(config, dict(results), trainer.global_step)
-        write_whole(folder / "metrics.json", json.dumps(metrics, indent=2) + "\n")
+        for scorer in (w for w in watchers if isinstance(w, FinalScores)):
+            write_translations(scorer.hypotheses, scorer.references, folder)
+            metrics |= score_metrics(scorer.scores)
+        tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
+        board.log_results(config, tested, trainer.global_step)
+        write_metrics(metrics, folder)
         report(metrics, folder, Path(config["output"]))
     return metrics
 
@@ -271,11 +269,24 @@ def _continued(resumed: Resumed, config: Node, data: DataModule) -> Checkpoint:
             f"checkpoint {shown(resumed.path)} belongs to another vocabulary than the one made here: its token ids "
             "mean other texts. The data, or the tokenizers library, has changed since"
         )
-    if resumed.config["attention"] == config["attention"]:
-        return resumed.checkpoint
-    converted = convert_to(resumed.checkpoint, config["attention"])
-    logger.info("converted %s to %s", shown(resumed.path), config["attention"]["_target_"])
-    return converted
+    if resumed.config["attention"] != config["attention"]:
+        logger.info("converted %s to %s", shown(resumed.path), config["attention"]["_target_"])
+    return _in_attention(resumed.checkpoint, config["attention"])
+
+
+def _in_attention(checkpoint: Checkpoint, attention: Node) -> Checkpoint:
+    """The checkpoint as it is, or converted where it is of another attention."""
+    return checkpoint if saved_config(checkpoint)["attention"] == attention else convert_to(checkpoint, attention)
+
+
+def _load_best(module: TranslationModule, folder: Path, config: Node) -> int | None:
+    """Take the weights that were best on validation; their step, or None where there was no validation."""
+    path = folder / "checkpoints" / BEST
+    if not path.exists():
+        return None
+    best = _in_attention(read_checkpoint(path), config["attention"])
+    module.load_state_dict(best["state_dict"])
+    return int(best["global_step"])
 
 
 def convert_to(checkpoint: Checkpoint, attention: Node) -> Checkpoint:
@@ -288,7 +299,7 @@ def convert_to(checkpoint: Checkpoint, attention: Node) -> Checkpoint:
     config = with_attention(saved, attention)
     weights = checkpoint["state_dict"]
     sizes = len(weights["model.source_embedding.weight"]), len(weights["model.output.weight"])
-    old, new = (_transformer(parse(TrainOptions, c), *sizes) for c in (saved, config))
+    old, new = (transformer(parse(TrainOptions, c), *sizes) for c in (saved, config))
     try:
         converted = convert_checkpoint(checkpoint, old, new, saved["optimizer"]["_target_"])
     except ConversionError as error:

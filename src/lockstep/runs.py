@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from lockstep.configuration import ConfigurationError, Node, TrainOptions, as_argument
 from lockstep.training.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
 from lockstep.training.errors import CheckpointError
+from lockstep.training.saving import same_goal
 
 logger = logging.getLogger("lockstep")
 
@@ -26,6 +27,7 @@ MAY_CHANGE = {
     "checkpoint_every",
     "attention_maps_every",
     "stop_at_exact_match",
+    "patience",
 }
 
 
@@ -86,20 +88,6 @@ def tensorboard_command(output: Path) -> str:
     return f"tensorboard --logdir {shlex.quote(shown(output))} --samples_per_plugin images=1000"
 
 
-def report(metrics: Mapping[str, Any], folder: Path, output: Path) -> None:
-    """What was reached, where it is, and how to look at it."""
-    logger.info(
-        "test: exact match %.4f, loss %.4f; %d steps in %.0f s, %.0f target tokens/s",
-        metrics["test/exact_match"],
-        metrics["test/loss"],
-        metrics["train/steps"],
-        metrics["train/seconds"],
-        metrics["train/target_tokens_per_second"],
-    )
-    logger.info("run folder: %s", shown(folder))
-    logger.info("look at it: %s", tensorboard_command(output))
-
-
 @dataclass(frozen=True)
 class Resumed:
     """A run to go on with.
@@ -131,9 +119,8 @@ class Resumed:
         if path is None or not path.exists():
             return None
         metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        same_goal = options.stop_at_exact_match == self.config["stop_at_exact_match"]
-        solved = self.checkpoint["lockstep"]["stopped_early"] and same_goal
-        done = metrics["train/steps"] == self.step and (self.step >= options.trainer.max_steps or solved)
+        ended_early = self.checkpoint["lockstep"]["stopped_early"] and same_goal(self.config, asdict(options))
+        done = metrics["train/steps"] == self.step and (self.step >= options.trainer.max_steps or ended_early)
         return metrics if done else None
 
 

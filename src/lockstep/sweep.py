@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ from rich.table import Table
 
 from lockstep.runs import shown, write_whole
 
-# Metrics by the heads of their columns.
+# Metrics by the heads of their columns; a task has the first or the second.
 COLUMNS = {
     "exact match": ("test/exact_match", "{:.4f}"),
+    "BLEU": ("test/bleu", "{:.2f}"),
     "loss": ("test/loss", "{:.4f}"),
     "steps": ("train/steps", "{:d}"),
     "tokens/s": ("train/target_tokens_per_second", "{:.0f}"),
@@ -42,11 +43,13 @@ class Sweep:
         return sum(isinstance(outcome, str) for _, outcome in self._rows)
 
     def report(self) -> None:
-        """Print the table, the best exact match first, and write it to ``results.csv``."""
+        """Print the table, the best BLEU or exact match first, and write it to ``results.csv``."""
         options = list(dict.fromkeys(option for choices, _ in self._rows for option in choices))
-        header = [*options, *COLUMNS, "error"]
+        results = [outcome for _, outcome in self._rows if not isinstance(outcome, str)]
+        columns = [head for head, (name, _) in COLUMNS.items() if any(name in outcome for outcome in results)]
+        header = [*options, *columns, "error"]
         rows = [
-            [*(choices.get(option, "") for option in options), *_cells(outcome)]
+            [*(choices.get(option, "") for option in options), *_cells(outcome, columns)]
             for choices, outcome in sorted(self._rows, key=lambda row: _rank(row[1]))
         ]
         table = Table(*header)
@@ -63,10 +66,11 @@ class Sweep:
 def _rank(outcome: Mapping[str, Any] | str) -> tuple[bool, float, float]:
     if isinstance(outcome, str):
         return True, 0.0, 0.0
-    return False, -outcome["test/exact_match"], outcome["test/loss"]
+    return False, -outcome["test/bleu" if "test/bleu" in outcome else "test/exact_match"], outcome["test/loss"]
 
 
-def _cells(outcome: Mapping[str, Any] | str) -> list[str]:
+def _cells(outcome: Mapping[str, Any] | str, columns: Sequence[str]) -> list[str]:
     if isinstance(outcome, str):
-        return [*[""] * len(COLUMNS), outcome]
-    return [*(form.format(outcome[name]) for name, form in COLUMNS.values()), ""]
+        return [*[""] * len(columns), outcome]
+    shown_as = [COLUMNS[head] for head in columns]
+    return [*(form.format(outcome[name]) if name in outcome else "" for name, form in shown_as), ""]

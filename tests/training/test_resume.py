@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import shutil
 import signal
 
 import pytest
@@ -51,9 +52,9 @@ def assert_as_whole(folder, whole):
 
 
 def pictures(folder):
-    """The steps of the attention pictures."""
+    """The steps of the attention pictures, if there are any."""
     events = EventAccumulator(str(folder), size_guidance={"images": 0}).Reload()
-    return [image.step for image in events.Images("attention/cross")]
+    return [image.step for tag in events.Tags()["images"] for image in events.Images(tag)]
 
 
 # In the middle of an epoch and of the interval between validations; where a validation is due; at a checkpoint; at
@@ -140,6 +141,31 @@ def test_an_early_stop_stays_a_stop(tmp_path):
     (folder / "metrics.json").unlink()  # killed before its results were written
     assert go_on(folder)["train/steps"] == steps
     assert go_on(folder, stop_at_exact_match=None)["train/steps"] == 90
+
+
+def test_patience_outlives_an_interruption(tmp_path):
+    options = ["trainer.max_steps=60", "trainer.val_check_interval=5", "optimizer=sgd", "optimizer.lr=0", "patience=3"]
+    uninterrupted = run(config(tmp_path / "a", *options))
+    assert [step for step, _ in points(uninterrupted)["validation/loss"]] == [5, 10, 15, 20]  # the first is the best
+    assert state(uninterrupted, "best.ckpt")["global_step"] == 5
+    folder = broken_off(tmp_path / "b", 12, overrides=options)
+    go_on(folder)
+    assert_as_whole(folder, uninterrupted)
+    go_on(folder)  # complete
+    (folder / "metrics.json").unlink()  # killed before its results were written
+    assert go_on(folder)["train/steps"] == 20
+    assert go_on(folder, patience=5)["train/steps"] == 30
+    assert go_on(folder, patience=None)["train/steps"] == 60
+
+
+def test_a_checkpoint_from_elsewhere_leaves_its_best_behind(tmp_path):
+    options = ["trainer.max_steps=10", "trainer.val_check_interval=5", "optimizer=sgd", "optimizer.lr=0"]
+    folder = run(config(tmp_path, *options))
+    path = shutil.copy(folder / "checkpoints" / "last.ckpt", tmp_path / "other.ckpt")
+    saved = options_of_run({"resume": str(path)}, [])
+    go_on(path, trainer={**saved["trainer"], "max_steps": 20}, name="other")
+    (other,) = tmp_path.glob("other-*")
+    assert state(other, "best.ckpt")["global_step"] == 15  # the first here, though no better than the one before
 
 
 @pytest.mark.parametrize(

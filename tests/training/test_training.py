@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 
 from lockstep.experiment import train
 from lockstep.training.checkpoints import FORMAT_VERSION
-from lockstep.training.module import exact_matches, summed_loss
+from lockstep.training.loss import summed_loss
+from lockstep.training.module import exact_matches
 from lockstep.training.schedules import schedule
 
 EQUIVALENT = [name for name in VARIANTS if make_variant(name)(4, 2).canonical]

@@ -91,6 +91,17 @@ def with_ends(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
+def until_end(ids: Iterable[int]) -> list[int]:
+    """What a sequence says: its ids up to EOS, without padding."""
+    tokens = [token for token in ids if token != PAD]
+    return tokens[: tokens.index(EOS)] if EOS in tokens else tokens
+
+
+def to_line(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+    """What a sequence says, as one line of text: bytes can spell line breaks, and what is no UTF-8 becomes U+FFFD."""
+    return tokenizer.decode(until_end(ids)).replace("\r", " ").replace("\n", " ")
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """A tokenizer from the file it was saved in."""
     return tokenizer_from(path.read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ from lockstep.attention import MultiHeadAttention
 from lockstep.data.batching import Batch
 from lockstep.data.tokenization import PAD
 from lockstep.equivalence.variant import ParameterGroup, Variant
-from lockstep.training.module import summed_loss
+from lockstep.training.loss import training_loss
 from lockstep.training.optimizer_state import CanonicalState, load_canonical_state
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import canonical_weights, from_canonical, has_canonical_layout, to_canonical
@@ -26,8 +26,7 @@ Weights = Mapping[str, Tensor]
 
 def batch_loss(model: Transformer, batch: Batch, label_smoothing: float) -> Tensor:
     """Mean cross-entropy over the real target tokens, in nats."""
-    logits = model(batch.source, batch.source_mask, batch.prefix)  # (B, T_t - 1, V)
-    return summed_loss(logits, batch.labels, label_smoothing) / int((batch.labels != PAD).sum())
+    return training_loss(model, batch, label_smoothing) / int((batch.labels != PAD).sum())
 
 
 @torch.no_grad()

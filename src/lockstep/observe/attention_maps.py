@@ -15,6 +15,7 @@ import torch
 from matplotlib import get_data_path
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from lockstep.attention import MultiHeadAttention
@@ -101,6 +102,11 @@ def _label_width(labels: Sequence[str]) -> int:
     return 8 + max(int(_font().getlength(label)) for label in labels)
 
 
+def token_labels(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
+    """Each token by itself, special ones too."""
+    return [tokenizer.decode([index], skip_special_tokens=False) for index in ids.tolist()]
+
+
 def _labels(labels: Sequence[str], width: int) -> Image.Image:
     """A column of right-aligned labels, a cell apart."""
     image = Image.new("RGB", (width, len(labels) * CELL), "white")
@@ -152,6 +158,6 @@ class AttentionMaps(L.Callback):
             "decoder": (self._prefix, self._prefix),
             "cross": (self._prefix, self._source),
         }
-        for kind, weights in attention_maps(pl_module.model, example).items():  # type: ignore[arg-type]
+        for kind, weights in attention_maps(pl_module.judged, example).items():  # type: ignore[arg-type]
             image = draw_attention(weights, *axes[kind])
             writer.add_image(f"attention/{kind}", image, trainer.global_step, dataformats="HWC")

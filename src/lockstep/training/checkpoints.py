@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 
 from lockstep.training.errors import CheckpointError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 # Newest first; each is whole at any time, also while the next is being written.
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lockstep.attention import MultiHeadAttention
 from lockstep.training.checkpoints import Checkpoint
@@ -20,11 +20,17 @@ ELEMENT_WISE = frozenset(
     f"torch.optim.{name}"
     for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 )
-PREFIX = "model."  # of the Transformer's parameters within the Lightning module
+MODEL, AVERAGE = "model.", "average."  # prefixes of the Transformers' parameters within the Lightning module
 
 
 class ConversionError(Exception):
     """A checkpoint that has no counterpart in the other layout; the message says why."""
+
+
+def saved_weights(checkpoint: Checkpoint, prefix: str) -> dict[str, Tensor]:
+    """The ``state_dict`` of the Transformer under this prefix; empty where there is none."""
+    saved = checkpoint["state_dict"].items()
+    return {name.removeprefix(prefix): tensor for name, tensor in saved if name.startswith(prefix)}
 
 
 def convert_checkpoint(checkpoint: Checkpoint, old: Transformer, new: Transformer, optimizer: str) -> Checkpoint:
@@ -48,7 +54,20 @@ def convert_checkpoint(checkpoint: Checkpoint, old: Transformer, new: Transforme
         raise ConversionError(
             f"the state of {optimizer} cannot move to another layout: it is not known to treat each entry by itself"
         )
-    weights = {name.removeprefix(PREFIX): tensor for name, tensor in checkpoint["state_dict"].items()}
+    moved: dict[str, Tensor] = {}
+    for prefix in (AVERAGE, MODEL):
+        if weights := saved_weights(checkpoint, prefix):
+            moved |= {f"{prefix}{name}": tensor for name, tensor in _weights(weights, old, new).items()}
+    _compare(old, new)
+    return {
+        **checkpoint,
+        "state_dict": moved,
+        "optimizer_states": [_optimizer_state(state, old, new) for state in checkpoint["optimizer_states"]],
+    }
+
+
+def _weights(weights: Mapping[str, Tensor], old: Transformer, new: Transformer) -> dict[str, Tensor]:
+    """A model's ``state_dict`` in the other layout; both models are left with these weights."""
     old.load_state_dict(weights)
     own = {name: weights[name] for name, _ in old.named_parameters()}
     laid_out = from_canonical(new, to_canonical(old, own))
@@ -57,12 +76,7 @@ def convert_checkpoint(checkpoint: Checkpoint, old: Transformer, new: Transforme
     names = {name: first_names[id(p)] for name, p in new.named_parameters(remove_duplicate=False)}
     converted = {name: laid_out[first].contiguous() for name, first in names.items()}
     new.load_state_dict(converted)
-    _compare(old, new)
-    return {
-        **checkpoint,
-        "state_dict": {f"{PREFIX}{name}": tensor for name, tensor in converted.items()},
-        "optimizer_states": [_optimizer_state(state, old, new) for state in checkpoint["optimizer_states"]],
-    }
+    return converted
 
 
 def _optimizer_state(saved: Mapping[str, Any], old: nn.Module, new: nn.Module) -> dict[str, Any]:

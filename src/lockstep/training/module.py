@@ -4,6 +4,7 @@ Shapes: B batch, T_s and T_t source and target length, V vocabulary size.
 """
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from typing import Any
 
 import lightning as L
@@ -13,11 +14,13 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lockstep.data.batching import Batch
 from lockstep.data.tokenization import BOS, EOS, PAD
 from lockstep.training.clipping import clip_global_norm
 from lockstep.training.errors import NonFiniteError
+from lockstep.training.loss import summed_loss, training_loss
 from lockstep.transformer import Transformer
 from lockstep.transformer.decoding import greedy, next_token
 
@@ -32,6 +35,10 @@ class TranslationModule(L.LightningModule):
         optimizer: makes the optimiser of named parameters.
         schedule: factor of the learning rate at each step.
         label_smoothing: of the training loss alone (section 5.4); evaluation reports the plain cross-entropy.
+        average_decay: of an exponential moving average of the weights, by which the model is then judged; the paper
+            averages its last checkpoints (section 6.1). None for no average.
+        natural_language: translations may differ from their references and be good. They end without a look at the
+            references, and the test leaves translating to a search of its own.
     """
 
     def __init__(
@@ -40,16 +47,27 @@ class TranslationModule(L.LightningModule):
         optimizer: OptimizerFactory,
         schedule: Callable[[int], float],
         label_smoothing: float,
+        *,
+        average_decay: float | None = None,
+        natural_language: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
+        self.average = None if average_decay is None else deepcopy(model).requires_grad_(False)
+        self._average_decay = average_decay
         self._optimizer = optimizer
         self._schedule = schedule
         self._label_smoothing = label_smoothing
+        self._natural_language = natural_language
         # Since the last optimiser step: summed loss, target tokens, and target tokens of the first batch.
         self._loss_sum = torch.zeros(())
         self._tokens = 0
         self._first_tokens = 0
+
+    @property
+    def judged(self) -> Transformer:
+        """The model that is validated, tested and translated with."""
+        return self.model if self.average is None else self.average
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimizer = self._optimizer(self.model.named_parameters())
@@ -64,8 +82,7 @@ class TranslationModule(L.LightningModule):
             group["lr"] = base * self._schedule(scheduler.last_epoch)
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
-        logits = self.model(batch.source, batch.source_mask, batch.prefix)  # (B, T_t - 1, V)
-        loss_sum = summed_loss(logits, batch.labels, self._label_smoothing)
+        loss_sum = training_loss(self.model, batch, self._label_smoothing)
         tokens = int((batch.labels != PAD).sum())
         if self._tokens == 0:
             self._first_tokens = tokens
@@ -75,6 +92,14 @@ class TranslationModule(L.LightningModule):
         # Lightning divides by the number of accumulated batches, which weighs them as if they had as many tokens
         # each. Undo that; the gradient is divided by all their tokens once these are known.
         return loss_sum / self._first_tokens * self.trainer.accumulate_grad_batches
+
+    def optimizer_step(self, *arguments: Any, **options: Any) -> None:
+        super().optimizer_step(*arguments, **options)
+        if self.average is not None and self._average_decay is not None:
+            # An early average must not remember the start: the decay grows with the steps (as in TensorFlow's).
+            decay = min(self._average_decay, (1 + self.global_step) / (10 + self.global_step))
+            pair = [list(model.parameters()) for model in (self.average, self.model)]
+            get_ema_multi_avg_fn(decay)(*pair, None)  # type: ignore[no-untyped-call]
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         if self._tokens != self._first_tokens:
@@ -104,46 +129,53 @@ class TranslationModule(L.LightningModule):
         if not value.isfinite():
             raise NonFiniteError(f"the {name} is {float(value)} at step {self.trainer.global_step + 1}")
 
-    def validation_step(self, batch: Batch, batch_index: int) -> None:
-        self._evaluate(batch, "validation")
+    def validation_step(self, batch: Batch, batch_index: int) -> Tensor:
+        """The greedy translations (B, t), for observers to score."""
+        self._read(batch, "validation")
+        return self._write(batch, "validation")
 
     def test_step(self, batch: Batch, batch_index: int) -> None:
-        self._evaluate(batch, "test")
+        self._read(batch, "test")
+        if not self._natural_language:
+            self._write(batch, "test")
 
-    def _evaluate(self, batch: Batch, split: str) -> None:
-        """Teacher-forced loss and token accuracy, free-running exact match; averages over tokens and sequences."""
-        logits = self.model(batch.source, batch.source_mask, batch.prefix)
+    def _read(self, batch: Batch, split: str) -> None:
+        """Teacher-forced loss and token accuracy, averaged over tokens."""
+        logits = self.judged(batch.source, batch.source_mask, batch.prefix)
         real = batch.labels != PAD
         correct = (logits.argmax(dim=-1) == batch.labels) & real
         tokens = int(real.sum())
+        loss = summed_loss(logits, batch.labels) / tokens
+        for name, value in (("loss", loss), ("token_accuracy", correct.sum() / tokens)):
+            self.log(f"{split}/{name}", value, on_step=False, on_epoch=True, batch_size=tokens)
 
-        def log(name: str, value: Any, count: int) -> None:
-            self.log(f"{split}/{name}", value, on_step=False, on_epoch=True, batch_size=count)
-
-        log("loss", summed_loss(logits, batch.labels) / tokens, tokens)
-        log("token_accuracy", correct.sum() / tokens, tokens)
-        exact = exact_matches(self.translate(batch), batch.labels)
-        log("exact_match", exact.double().mean(), len(exact))
+    def _write(self, batch: Batch, split: str) -> Tensor:
+        """Free-running translations (B, t), and their exact match, averaged over sequences."""
+        translations = self.translate(batch)
+        exact = exact_matches(translations, batch.labels).double().mean()
+        self.log(f"{split}/exact_match", exact, on_step=False, on_epoch=True, batch_size=len(batch.source))
+        return translations
 
     def translate(self, batch: Batch) -> Tensor:
-        """Greedy translations (B, t) of the batch's sources, at most half as long again as the longest label."""
-        return greedy(
-            next_token(self.model, batch.source, batch.source_mask),
+        """Greedy translations (B, t) of the batch's sources.
+
+        At most half as long again as the longest label; of natural language, each at most twice as long as its own
+        source and ten tokens more, whatever else is in the batch.
+        """
+        limits = torch.full_like(batch.source[:, 0], batch.labels.size(1) * 3 // 2 + 1)  # (B,)
+        if self._natural_language:
+            limits = 2 * batch.source_mask.sum(dim=1) + 10  # as SearchOptions.limit
+        tokens = greedy(
+            next_token(self.judged, batch.source, batch.source_mask),
             len(batch.source),
             bos=BOS,
             eos=EOS,
             pad=PAD,
-            max_length=batch.labels.size(1) * 3 // 2 + 1,
+            max_length=int(limits.max()),
             device=batch.source.device,
         )
-
-
-def summed_loss(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy of logits (B, T, V) for labels (B, T), summed over real tokens, in nats; at least float32."""
-    flat = logits.flatten(0, 1)
-    if flat.dtype in (torch.bfloat16, torch.float16):
-        flat = flat.float()
-    return F.cross_entropy(flat, labels.flatten(), ignore_index=PAD, reduction="sum", label_smoothing=label_smoothing)
+        beyond = torch.arange(tokens.size(1), device=tokens.device) >= limits[:, None]  # (B, t)
+        return tokens.masked_fill(beyond, PAD)
 
 
 def exact_matches(translations: Tensor, labels: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ batch, after a validation, or at the end.
 import math
 import os
 import random
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import numpy as np
@@ -20,7 +21,7 @@ from lockstep.training.signals import Signals
 
 
 class Saving(L.Callback):
-    """Keeps the last two checkpoints and the one with the lowest validation loss; must come last among the callbacks.
+    """Keeps the last two checkpoints and the best on validation; must come last among the callbacks.
 
     Args:
         folder: for the checkpoints.
@@ -28,33 +29,49 @@ class Saving(L.Callback):
         config: the run's plain configuration.
         tokenizers: their hash.
         signals: after one of which the run is saved and left.
+        monitor: the metric by which a validation is better than those before.
+        mode: whether less of it is better, or more.
+        patience: validations in a row without a better one, after which the run ends; None to go on to its end.
     """
 
     def __init__(
-        self, folder: Path, every_n_steps: int, config: dict[str, Any], tokenizers: str, signals: Signals
+        self,
+        folder: Path,
+        every_n_steps: int,
+        config: dict[str, Any],
+        tokenizers: str,
+        signals: Signals,
+        *,
+        monitor: str,
+        mode: Literal["min", "max"],
+        patience: int | None,
     ) -> None:
         self._folder = folder
         self._every = every_n_steps
         self._record: dict[str, Any] = {"format_version": FORMAT_VERSION, "config": config, "tokenizers": tokenizers}
         self._signals = signals
         self._saved_at: int | None = None
-        self._best = math.inf
+        self._monitor = monitor
+        self._sign = 1 if mode == "max" else -1
+        self._patience = patience
+        self._best = -self._sign * math.inf
+        self._waited = 0
         self._validating = False
         self._random: dict[str, Any] | None = None
         self._stopped_early = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self._best, "random": random_state()}
+        return {"best": self._best, "waited": self._waited, "random": random_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._best = state_dict["best"]
+        if (self._folder / BEST).exists():  # a checkpoint from elsewhere leaves its best behind
+            self._best, self._waited = state_dict["best"], state_dict["waited"]
         self._random = state_dict["random"]
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
         self._saved_at = checkpoint["global_step"]
         record = checkpoint["lockstep"]
-        same_goal = record["config"]["stop_at_exact_match"] == self._record["config"]["stop_at_exact_match"]
-        self._stopped_early = record["stopped_early"] and same_goal
+        self._stopped_early = record["stopped_early"] and same_goal(record["config"], self._record["config"])
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
         checkpoint["lockstep"] = {**self._record, "stopped_early": trainer.should_stop}
@@ -84,9 +101,13 @@ class Saving(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._validating = False
-        loss = float(trainer.callback_metrics["validation/loss"])
-        if loss < self._best:  # which no comparison with NaN is
-            self._best = loss
+        value = float(trainer.callback_metrics[self._monitor])
+        better = self._sign * value > self._sign * self._best  # which no comparison with NaN is
+        self._waited = 0 if better else self._waited + 1
+        if self._patience is not None and self._waited >= self._patience:
+            trainer.should_stop = True
+        if better:
+            self._best = value
             trainer.save_checkpoint(self._folder / BEST)
         self._saved_at = None
         self._save_last(trainer)
@@ -111,6 +132,11 @@ class Saving(L.Callback):
             os.replace(self._folder / LAST, self._folder / PREVIOUS)
         os.replace(upcoming, self._folder / LAST)
         self._saved_at = trainer.global_step
+
+
+def same_goal(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a run that ended early under one configuration is at its end under the other, too."""
+    return all(config[option] == other[option] for option in ("stop_at_exact_match", "patience"))
 
 
 def place_loops(checkpoint: Checkpoint, trainer: L.Trainer, validation_due: bool) -> None:

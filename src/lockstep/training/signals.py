@@ -33,6 +33,10 @@ class Signals(L.Callback):
         self._listen()  # Lightning has just put its own handler in place
 
     def on_test_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.leave_test()
+
+    def leave_test(self, *_: Any) -> None:
+        """Obey between two batches of the test, whoever makes them."""
         if self.received is not None:
             raise Interrupted(self.received, "stopped while testing; training is complete and saved")
 

@@ -1,6 +1,10 @@
 """Decoding: the next token's logits, with remembered keys and values or recomputed, and greedy search on them.
 
-Shapes: B batch, T_s source length, t tokens so far, H heads, K head_dim, V vocabulary size.
+Several prefixes may continue one source, as in beam search: they are rows side by side, and attend to its keys as so
+many queries.
+
+Shapes: B sources, R = B·k prefixes, T_s source length, t tokens so far, D = d_model, H heads, K head_dim, V vocabulary
+size.
 """
 
 from typing import Protocol, cast
@@ -14,10 +18,16 @@ from lockstep.transformer.layers import DecoderLayer
 from lockstep.transformer.model import Transformer
 
 
-class NextToken(Protocol):
-    """Gives the logits (B, V) of the token after the prefixes (B, t); each call's prefixes extend the last call's."""
+class Decoder(Protocol):
+    """Gives the logits of the next token, again and again, for a batch of sources."""
 
-    def __call__(self, prefix: Tensor) -> Tensor: ...
+    def __call__(self, prefix: Tensor) -> Tensor:
+        """Prefixes (R, t) from BOS on, which extend those of the call before, to logits (R, V)."""
+        ...
+
+    def select(self, sources: Tensor, rows: Tensor) -> None:
+        """Go on with these sources (B,) and prefixes (R,), by their indices among those before."""
+        ...
 
 
 class RecomputedDecoder:
@@ -29,7 +39,12 @@ class RecomputedDecoder:
         self._mask = source_mask
 
     def __call__(self, prefix: Tensor) -> Tensor:
-        return self._model.decode(prefix, self._memory, self._mask)[:, -1]
+        k = prefix.size(0) // self._mask.size(0)
+        memory, mask = self._memory.repeat_interleave(k, dim=0), self._mask.repeat_interleave(k, dim=0)
+        return self._model.decode(prefix, memory, mask)[:, -1]
+
+    def select(self, sources: Tensor, rows: Tensor) -> None:
+        self._memory, self._mask = self._memory[sources], self._mask[sources]
 
 
 class _LayerCache:
@@ -41,17 +56,25 @@ class _LayerCache:
         self._self = CachedAttention(layer.self_attention)
         self._cross = CachedAttention(layer.cross_attention)
         self._source = self._cross.keys_and_values(memory)  # (B, H, T_s, K) each
-        self._target: tuple[Tensor, Tensor] | None = None  # (B, H, t, K) each
+        self._target: tuple[Tensor, Tensor] | None = None  # (R, H, t, K) each
 
     def _self_attend(self, x: Tensor) -> Tensor:
         new = self._self.keys_and_values(x)
         if self._target is not None:
             new = (torch.cat([self._target[0], new[0]], dim=2), torch.cat([self._target[1], new[1]], dim=2))
         self._target = new
-        return self._self.attend(x, *new, mask=None, is_causal=True)
+        return self._self.attend(x, *new, mask=None, is_causal=x.size(1) > 1)
 
     def _cross_attend(self, x: Tensor) -> Tensor:
-        return self._cross.attend(x, *self._source, mask=self._mask, is_causal=False)
+        queries = x.reshape(self._mask.size(0), -1, x.size(-1))  # (B, k·T_q, D): no copy of the source for each prefix
+        return self._cross.attend(queries, *self._source, mask=self._mask, is_causal=False).view_as(x)
+
+    def select(self, sources: Tensor, rows: Tensor) -> None:
+        if len(sources) < self._mask.size(0):
+            self._mask = self._mask[sources]
+            self._source = (self._source[0][sources], self._source[1][sources])
+        if self._target is not None:
+            self._target = (self._target[0].index_select(0, rows), self._target[1].index_select(0, rows))
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._layer.connect(x, self._self_attend, self._cross_attend)
@@ -74,15 +97,19 @@ class CachedDecoder:
             x = layer(x)
         return self._model.output(self._model.decoder_norm(x[:, -1]))
 
+    def select(self, sources: Tensor, rows: Tensor) -> None:
+        for layer in self._layers:
+            layer.select(sources, rows)
 
-def next_token(model: Transformer, source: Tensor, source_mask: Tensor) -> NextToken:
+
+def next_token(model: Transformer, source: Tensor, source_mask: Tensor) -> Decoder:
     """The fast decoder where every attention has canonical weights, else the one that recomputes."""
     return (CachedDecoder if has_canonical_layout(model) else RecomputedDecoder)(model, source, source_mask)
 
 
 @torch.no_grad()
 def greedy(
-    step: NextToken, batch_size: int, *, bos: int, eos: int, pad: int, max_length: int, device: torch.device
+    step: Decoder, batch_size: int, *, bos: int, eos: int, pad: int, max_length: int, device: torch.device
 ) -> Tensor:
     """The most probable token at each step, until every sequence has ended or ``max_length`` tokens follow BOS.
 

@@ -98,11 +98,18 @@ class Transformer(nn.Module):
 
         Padding must stand at the end of the target: causality hides it from every real token.
         """
+        return self.output(self._decoded(target, memory, source_mask))
+
+    def _decoded(self, target: Tensor, memory: Tensor, source_mask: Tensor) -> Tensor:
         x = self.embed(self.target_embedding, target)
         mask = source_mask[:, None, None, :]
         for layer in self.decoder:
             x = layer(x, memory, mask)
-        return self.output(self.decoder_norm(x))
+        return self.decoder_norm(x)
+
+    def states(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
+        """What the output projection is given for each prefix of ``target`` (B, T_t): (B, T_t, D)."""
+        return self._decoded(target, self.encode(source, source_mask), source_mask)
 
     def forward(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
         """Logits (B, T_t, V) of the token that follows each prefix of ``target`` (B, T_t)."""

@@ -1,0 +1,102 @@
+"""BLEU and chrF of translations, by sacreBLEU (Post, 2018), on detokenised text: the corpus's own lines, never tokens.
+
+A score without its signature means little, so each carries one: it names the tokenisation, the case and the version.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import lightning as L
+from sacrebleu import BLEU, CHRF
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from lockstep.data.batching import Batch
+from lockstep.data.tokenization import to_line
+
+
+@dataclass(frozen=True)
+class Score:
+    """A corpus score from 0 to 100, and what reproduces it."""
+
+    value: float
+    signature: str
+
+
+def score(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Score]:
+    """Corpus scores ``bleu``, ``bleu_lowercased`` and ``chrf``.
+
+    Args:
+        hypotheses: one translation of each sentence, detokenised.
+        references: in the same order; one stream, as a file is, not a list for each sentence.
+
+    Raises:
+        ValueError: not as many references as hypotheses, which sacreBLEU would cut to the shorter.
+    """
+    if len(hypotheses) != len(references):
+        raise ValueError(f"{len(hypotheses)} translations cannot be scored by {len(references)} references")
+    scores = {}
+    for name, metric in {"bleu": BLEU(), "bleu_lowercased": BLEU(lowercase=True), "chrf": CHRF()}.items():
+        value = metric.corpus_score(hypotheses, [references]).score
+        scores[name] = Score(float(value), str(metric.get_signature()))
+    return scores
+
+
+class ValidationScores(L.Callback):
+    """Scores what a validation step returns, its greedy translations, as ``validation/bleu`` and so on.
+
+    Args:
+        references: of the validation split, in its order.
+        plan: the split's indices in each batch: batches hold sentences of like length, not neighbours.
+        tokenizer: of the target.
+    """
+
+    def __init__(self, references: Sequence[str], plan: Sequence[Sequence[int]], tokenizer: Tokenizer) -> None:
+        self._references = references
+        self._plan = plan
+        self._tokenizer = tokenizer
+        self._hypotheses: dict[int, str] = {}
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._hypotheses = {}
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Tensor,  # type: ignore[override]  # what TranslationModule's step returns
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        for index, ids in zip(self._plan[batch_idx], outputs, strict=True):
+            self._hypotheses[index] = to_line(self._tokenizer, ids.tolist())
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        hypotheses = [self._hypotheses[index] for index in sorted(self._hypotheses)]
+        for name, result in score(hypotheses, self._references).items():
+            pl_module.log(f"validation/{name}", result.value)
+
+
+class FinalScores(L.Callback):
+    """Translates the test split by its own search once Lightning has tested, and keeps texts and scores.
+
+    Args:
+        sources: of the test split, in its order.
+        references: likewise.
+        translate: each source's best translation, as a line of text.
+    """
+
+    def __init__(
+        self, sources: Sequence[str], references: Sequence[str], translate: Callable[[Sequence[str]], list[str]]
+    ) -> None:
+        self._sources = sources
+        self.references = references
+        self._translate = translate
+        self.hypotheses: list[str] = []
+        self.scores: dict[str, Score] = {}
+
+    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # Here the model is on its device, in evaluation mode, and holds the weights that are judged.
+        self.hypotheses = self._translate(self._sources)
+        self.scores = score(self.hypotheses, self.references)

@@ -1,0 +1,115 @@
+"""Translating texts with a trained model.
+
+Shapes: B sentences, T_s source length.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from lockstep.data.tokenization import BOS, EOS, PAD, UNK, Tokenizers, to_line
+from lockstep.transformer import Transformer
+from lockstep.transformer.decoding import RecomputedDecoder, next_token
+from lockstep.transformer.search import Hypothesis, SearchOptions, beam_search
+
+logger = logging.getLogger("lockstep")
+
+LONGEST = 1024  # source tokens: attention takes memory by their square, and no sentence is as long
+
+
+class Translation(NamedTuple):
+    """A text without line breaks, and what it was preferred by (see :class:`SearchOptions`)."""
+
+    text: str
+    score: float
+
+
+class Translator:
+    """Translates texts, whatever else is translated with them.
+
+    Args:
+        model: trained; in whatever mode it is, it translates without dropout, and is left in that mode.
+        tokenizers: those it was trained with.
+        search: how translations are found.
+        batch_tokens: most source tokens in a batch, padding included, each counted ``beam_size`` times; a longer text
+            is a batch of its own.
+        cached: remember attention's keys and values, where it has canonical weights; else every step runs the
+            attention's own forward on all tokens so far.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizers: Tokenizers,
+        search: SearchOptions,
+        batch_tokens: int,
+        cached: bool = True,
+    ) -> None:
+        self._model = model
+        self._tokenizers = tokenizers
+        self._search = search
+        self._batch_tokens = batch_tokens
+        self._decoder = next_token if cached else RecomputedDecoder
+
+    def __call__(
+        self, texts: Sequence[str], progress: Callable[[int], None] | None = None, first_line: int = 1
+    ) -> list[list[Translation]]:
+        """The best translations of each text, best first; a blank text has one, which is empty.
+
+        Args:
+            texts: to translate; a text of more than 1,024 tokens is cut, which the log says.
+            progress: told after each batch how many texts are done.
+            first_line: number of the first text, for the log.
+        """
+        target = self._tokenizers.target
+        translations = [[Translation("", 0.0)] for _ in texts]
+        real = [index for index, text in enumerate(texts) if text.strip()]
+        encodings = self._tokenizers.source.encode_batch([texts[index] for index in real])
+        sources = {index: encoding.ids for index, encoding in zip(real, encodings, strict=True)}
+        for index, ids in sources.items():
+            if len(ids) > LONGEST:
+                logger.warning("line %d is cut: %d tokens are over %d", first_line + index, len(ids), LONGEST)
+                sources[index] = [*ids[: LONGEST - 1], EOS]
+        done = len(texts) - len(real)
+        for batch in self._batches({index: len(ids) for index, ids in sources.items()}):
+            found = self.hypotheses([sources[index] for index in batch])
+            for index, hypotheses in zip(batch, found, strict=True):
+                translations[index] = [Translation(to_line(target, h.tokens), h.score) for h in hypotheses]
+            done += len(batch)
+            if progress is not None:
+                progress(done)
+        return translations
+
+    def _batches(self, lengths: dict[int, int]) -> Iterator[list[int]]:
+        """Texts of like length together, the longest first: what does not fit in memory shows at once."""
+        batch: list[int] = []
+        for index in sorted(lengths, key=lambda index: -lengths[index]):
+            if batch and (len(batch) + 1) * lengths[batch[0]] * self._search.beam_size > self._batch_tokens:
+                yield batch
+                batch = []
+            batch.append(index)
+        if batch:
+            yield batch
+
+    @torch.inference_mode()
+    def hypotheses(self, sources: Sequence[list[int]]) -> list[list[Hypothesis]]:
+        """The best translations of one batch of sources, each from BOS to EOS, as token ids."""
+        device = self._model.source_embedding.weight.device
+        source = pad_sequence([torch.tensor(ids) for ids in sources], batch_first=True, padding_value=PAD).to(device)
+        was_training = self._model.training
+        self._model.eval()
+        try:
+            return beam_search(
+                self._decoder(self._model, source, source != PAD),
+                [self._search.limit(len(ids)) for ids in sources],
+                self._search,
+                bos=BOS,
+                eos=EOS,
+                never=(PAD, BOS, UNK),
+                device=device,
+            )
+        finally:
+            self._model.train(was_training)

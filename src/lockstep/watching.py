@@ -1,0 +1,54 @@
+"""What watches a run, as its options ask for: lines, pictures, samples, scores, and when it is solved."""
+
+import sys
+from collections.abc import Sequence
+
+import lightning as L
+from lightning.pytorch.callbacks import EarlyStopping
+
+from lockstep.configuration import TrainOptions
+from lockstep.data.batching import collate
+from lockstep.data.module import DataModule
+from lockstep.observe.attention_maps import AttentionMaps, token_labels
+from lockstep.observe.progress import ProgressBar, Samples, ValidationLines
+from lockstep.observe.scores import FinalScores, ValidationScores
+from lockstep.observe.throughput import Throughput
+from lockstep.training.signals import Signals
+from lockstep.transformer import Transformer
+from lockstep.translation import Translator
+
+
+def callbacks(options: TrainOptions, data: DataModule, model: Transformer, signals: Signals) -> list[L.Callback]:
+    """What watches a run; the throughput first, so that it does not time the others."""
+    source, target = data.tokenizers.source, data.tokenizers.target
+    example, samples = data.examples("validation", 1), data.examples("validation", 4)
+    watchers: list[L.Callback] = [
+        Throughput(),
+        ValidationLines(data.natural_language),
+        Samples(collate(samples), data.tokenizers),
+    ]
+    if data.natural_language:
+        plan = data.batches("validation").plan()
+        watchers.append(ValidationScores(data.references("validation"), plan, target))
+        watchers.append(_final_scores(options, data, model, signals))
+    if options.attention_maps_every:
+        labels = [token_labels(tokenizer, ids) for tokenizer, ids in zip((source, target), example[0], strict=True)]
+        watchers.append(AttentionMaps(collate(example), labels[0], labels[1], options.attention_maps_every))
+    if options.stop_at_exact_match is not None:
+        threshold = options.stop_at_exact_match - 1e-6  # Lightning asks for more than this, not for as much
+        watchers.append(
+            EarlyStopping("validation/exact_match", mode="max", patience=10**9, stopping_threshold=threshold)
+        )
+    if sys.stdout.isatty():
+        watchers.append(ProgressBar())
+    return watchers
+
+
+def _final_scores(options: TrainOptions, data: DataModule, model: Transformer, signals: Signals) -> FinalScores:
+    """Scores of the test split's translations, for which a batch may be larger than in training."""
+    translator = Translator(model, data.tokenizers, options.search, 4 * options.batch_tokens)
+
+    def translate(texts: Sequence[str]) -> list[str]:
+        return [found[0].text for found in translator(texts, signals.leave_test)]
+
+    return FinalScores(data.sources("test"), data.references("test"), translate)

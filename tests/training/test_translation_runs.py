@@ -1,0 +1,179 @@
+"""Runs of a translation task: which sentences are scored, by what, with which weights, and when a run ends."""
+
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from runs import newest, points, run, send, state
+from training.translating import config
+
+from lockstep.configuration import TrainOptions, parse
+from lockstep.data.batching import collate
+from lockstep.data.tokenization import PAD
+from lockstep.experiment import build_data, build_model, build_module, train
+from lockstep.observe import scores
+from lockstep.observe.scores import Score, score
+from lockstep.runs import options_of_run
+from lockstep.training.errors import Interrupted
+from lockstep.translation import Translator
+
+OPTIONS = ["trainer.max_steps=70", "trainer.val_check_interval=10", "average_decay=0.8", "search.beam_size=3"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCKSTEP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return run(config(tmp_path_factory.mktemp("whole"), *OPTIONS))
+
+
+@pytest.fixture(scope="module")
+def best(whole):
+    return load(whole)
+
+
+def load(folder):
+    """A run's options, data and, with its best weights, module."""
+    checkpoint = state(folder, "best.ckpt")
+    options = parse(TrainOptions, checkpoint["lockstep"]["config"])
+    data = build_data(options)
+    module = build_module(options, build_model(options, data), natural_language=True).eval()
+    module.load_state_dict(checkpoint["state_dict"])
+    return options, data, module
+
+
+def translate(options, data, model):
+    """Each test sentence by itself."""
+    translator = Translator(model, data.tokenizers, options.search, batch_tokens=1)
+    return [translator([source])[0][0].text for source in data.sources("test")]
+
+
+def metrics_of(folder):
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def go_on(folder, **changes):
+    return train({**options_of_run({"resume": str(folder)}, []), "resume": str(folder), **changes})
+
+
+def test_the_printed_command_gives_the_scores_that_were_noted(whole):
+    metrics = metrics_of(whole)
+    (line,) = [line for line in (whole / "train.log").read_text().splitlines() if "score it again" in line]
+    _, *arguments = shlex.split(line.rpartition(": ")[2])
+
+    def rescored(*more):
+        command = [sys.executable, "-m", "sacrebleu", *arguments, "-w", "6", *more]
+        answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        return {result["name"]: result for result in answer}
+
+    cased, lowercased = rescored(), rescored("--lowercase")
+    assert metrics["test/bleu"] == pytest.approx(cased["BLEU"]["score"], abs=1e-5)
+    assert metrics["test/chrf"] == pytest.approx(cased["chrF2"]["score"], abs=1e-5)
+    assert metrics["test/bleu_lowercased"] == pytest.approx(lowercased["BLEU"]["score"], abs=1e-5)
+    assert 0 < metrics["test/bleu"] < metrics["test/bleu_lowercased"] < 100
+    for name in ("nrefs", "case", "tok", "smooth", "version"):
+        assert f"{name}:{cased['BLEU'][name]}" in metrics["signatures"]["test/bleu"]
+    assert metrics["seed"] == 0
+    assert [step for step, _ in points(whole)["test/bleu"]] == [70]
+
+
+def test_every_test_sentence_has_its_own_translation(whole, best):
+    options, data, module = best
+    alone = translate(options, data, module.judged)
+    assert len(set(alone)) > 5
+    assert (whole / "test.hypotheses.txt").read_text().splitlines() == alone
+    assert (whole / "test.references.txt").read_text().splitlines() == data.references("test")
+
+
+def test_the_weights_of_the_highest_bleu_are_judged_not_the_last_nor_those_of_the_lowest_loss(tmp_path, monkeypatch):
+    def falling(hypotheses, references):
+        calls.append(len(hypotheses))
+        return {**score(hypotheses, references), "bleu": Score(50.0 - len(calls), "")}
+
+    calls = []
+    monkeypatch.setattr(scores, "score", falling)
+    folder = run(config(tmp_path, "trainer.max_steps=30", "trainer.val_check_interval=10"))
+    assert calls == [12, 12, 12, 14]
+    assert state(folder, "best.ckpt")["global_step"] == metrics_of(folder)["test/step"] == 10
+    losses = dict(points(folder)["validation/loss"])
+    assert losses[10] > losses[30]
+    options, data, module = load(folder)
+    translations = translate(options, data, module.model)
+    assert (folder / "test.hypotheses.txt").read_text().splitlines() == translations
+    module.load_state_dict(state(folder, "last.ckpt")["state_dict"])
+    assert translate(options, data, module.model) != translations
+
+
+def test_validation_scores_the_greedy_translations_against_the_raw_references(whole, best):
+    _, data, module = best
+    by_source = {}
+    for batch in data.val_dataloader():
+        for source, ids in zip(batch.source.tolist(), module.translate(batch).tolist(), strict=True):
+            ids = ids[: ids.index(2)] if 2 in ids else ids
+            by_source[data.tokenizers.source.decode(source)] = data.tokenizers.target.decode(ids)
+    hypotheses = [by_source[source] for source in data.sources("validation")]
+    step = state(whole, "best.ckpt")["global_step"]
+    for name, expected in score(hypotheses, data.references("validation")).items():
+        assert dict(points(whole)[f"validation/{name}"])[step] == pytest.approx(expected.value, rel=1e-5)
+    assert (
+        f"BLEU {score(hypotheses, data.references('validation'))['bleu'].value:.2f}"
+        in (whole / "train.log").read_text()
+    )
+
+
+def test_a_greedy_translation_ends_by_its_own_source_whatever_is_beside_it(best):
+    options, data, _ = best
+    module = build_module(options, build_model(options, data), natural_language=True).eval()  # which knows no end
+
+    def row(length, target):
+        return torch.tensor([1, *[9] * length, 2]), torch.tensor([1, *[9] * target, 2])
+
+    beside_long, beside_short = (collate([row(3, 1), other]) for other in (row(30, 60), row(2, 1)))
+    first, second = (module.translate(batch)[0] for batch in (beside_long, beside_short))
+    lengths = [int((ids != PAD).sum()) for ids in (first, second)]
+    assert lengths == [20, 20]  # twice <s>, three tokens, </s>, and ten
+    assert torch.equal(first[:20], second[:20])
+
+
+def test_interrupted_while_it_scores_a_run_goes_on_to_its_scores(tmp_path, whole, monkeypatch):
+    original = Translator.hypotheses
+
+    def hypotheses(self, sources):
+        send(signal.SIGINT)
+        return original(self, sources)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Translator, "hypotheses", hypotheses)
+        with pytest.raises(Interrupted, match="stopped while testing"):
+            train(config(tmp_path, *OPTIONS))
+    folder = newest(tmp_path)
+    assert not (folder / "metrics.json").exists()
+    go_on(folder)
+    ours, theirs = metrics_of(folder), metrics_of(whole)
+    assert all(ours[name] == theirs[name] for name in theirs if not name.startswith("train/"))
+    assert (folder / "test.hypotheses.txt").read_bytes() == (whole / "test.hypotheses.txt").read_bytes()
+
+
+def test_weights_of_another_layout_are_judged_as_well(tmp_path, whole):
+    """The best validation came before the attention was changed."""
+    folder = shutil.copytree(whole, tmp_path / whole.name)
+    attention = config(tmp_path, "attention=per_head")["attention"]
+    trainer = {**options_of_run({"resume": str(folder)}, [])["trainer"], "max_steps": 71}
+    metrics = go_on(folder, attention=attention, trainer=trainer)
+    assert metrics["train/steps"] == 71
+    for name in ("test/step", "test/bleu", "test/chrf"):
+        assert metrics[name] == metrics_of(whole)[name]
+    assert metrics["weights_sha256"] != metrics_of(whole)["weights_sha256"]
+
+
+def test_an_impossible_search_is_refused_before_any_work(tmp_path):
+    from lockstep.configuration import ConfigurationError
+
+    with pytest.raises(ConfigurationError, match=r"option search\.n_best=2 is more than"):
+        train(config(tmp_path, "search.beam_size=1", "search.n_best=2"))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,151 @@
+"""The same weights in Hugging Face's MarianMTModel, which others wrote: the same logits, and the same translations.
+
+Marian's positions are the sines, then the cosines; ours alternate. That is an order of the d_model channels, in which
+every weight that reads or writes them is laid out.
+"""
+
+import pytest
+import torch
+from conftest import make_variant
+from transformers import MarianConfig, MarianMTModel
+
+from lockstep.transformer import Transformer
+from lockstep.transformer.canonical import canonical_weights
+from lockstep.transformer.decoding import next_token
+from lockstep.transformer.search import SearchOptions, beam_search
+
+V, D, HEADS, D_FF = 30, 32, 4, 48
+PAD, BOS, EOS, UNK = range(4)
+ORDER = torch.cat([torch.arange(0, D, 2), torch.arange(1, D, 2)])
+# Its names for our parts, and which dimensions of a weight are channels of the model.
+LAYER_NORMS = {"self_attention": "self_attn", "cross_attention": "encoder_attn", "feed_forward": "final"}
+FEED_FORWARD = {"inner.weight": ("fc1.weight", 1), "inner.bias": ("fc1.bias", None)}
+FEED_FORWARD |= {"outer.weight": ("fc2.weight", 0), "outer.bias": ("fc2.bias", 0)}
+
+
+@pytest.fixture(scope="module")
+def ours():
+    torch.manual_seed(0)
+    factory = make_variant("per_head")
+    sizes = {"d_model": D, "encoder_layers": 2, "decoder_layers": 2, "d_ff": D_FF, "dropout": 0.1}
+    model = Transformer(lambda: factory(D, HEADS), V, V, **sizes, activation="relu", norm="post", tied_embeddings="all")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm.weight" in name else 0.0, 0.1 if "norm" in name else 0.2)
+        # So that what follows is no mere repetition, and ends here and there.
+        model.source_embedding.weight.mul_(0.25)
+        model.source_embedding.weight[EOS] *= 1.5
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def theirs(ours):
+    return to_marian(ours)
+
+
+def to_marian(model):
+    sides = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in (("layers", 2), ("attention_heads", HEADS), ("ffn_dim", D_FF))
+    }
+    config = MarianConfig(
+        vocab_size=V,
+        d_model=D,
+        activation_function="relu",
+        scale_embedding=True,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        forced_eos_token_id=None,
+        decoder_start_token_id=BOS,
+        **sides,
+    )
+    marian = MarianMTModel(config).eval()
+    named = dict(marian.state_dict())
+    for name, tensor in canonical_weights(model).items():
+        theirs, tensor = marian_name(name), tensor.clone()
+        for place in theirs[0]:
+            assert place in named, place
+            shaped = tensor.reshape(named[place].shape)
+            named[place] = shaped if theirs[1] is None else shaped.index_select(theirs[1], ORDER)
+    marian.load_state_dict(named)
+    return marian
+
+
+def marian_name(name):
+    """The names of one of our canonical weights there, and the dimension that must be put in order."""
+    if name == "source_embedding.weight":
+        return [
+            "model.shared.weight",
+            "lm_head.weight",
+            "model.encoder.embed_tokens.weight",
+            "model.decoder.embed_tokens.weight",
+        ], 1
+    stack, layer, part, rest = name.split(".", 3)
+    prefix = f"model.{stack}.layers.{layer}"
+    if part.endswith("_residual"):
+        return [f"{prefix}.{LAYER_NORMS[part.removesuffix('_residual')]}_layer_norm.{rest.removeprefix('norm.')}"], 0
+    if part == "feed_forward":
+        place, dimension = FEED_FORWARD[rest]
+        return [f"{prefix}.{place}"], dimension
+    role, kind = rest.split(".")
+    if role == "output":
+        return [f"{prefix}.{LAYER_NORMS[part]}.out_proj.{kind}"], 0
+    return [f"{prefix}.{LAYER_NORMS[part]}.{role[0]}_proj.{kind}"], 1 if kind == "weight" else None
+
+
+def sources():
+    source = torch.randint(4, V, (8, 9), generator=torch.Generator().manual_seed(1))
+    for row, length in enumerate((9, 3, 5, 9, 1, 7, 4, 2)):
+        source[row, length:] = PAD
+    return source, source != PAD
+
+
+@torch.no_grad()
+def test_logits_are_marians(ours, theirs):
+    source, mask = sources()
+    target = torch.randint(4, V, (8, 12))
+    expected = theirs(input_ids=source, attention_mask=mask.long(), decoder_input_ids=target).logits
+    found = ours(source, mask, target)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def generate(model, **options):
+    source, mask = sources()
+    tokens = model.generate(
+        input_ids=source,
+        attention_mask=mask.long(),
+        max_new_tokens=14,
+        suppress_tokens=[PAD, BOS, UNK],
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        decoder_start_token_id=BOS,
+        do_sample=False,
+        **options,
+    )
+    # After its end a row is filled with EOS, or PAD.
+    return [row[: row.index(EOS) + 1] if EOS in row else row for row in tokens[:, 1:].tolist()]
+
+
+def test_greedy_translations_are_marians(ours, theirs):
+    found = search(ours, SearchOptions(1, 1.0, 1, 14, 1))
+    assert [best.tokens for (best,) in found] == generate(theirs, num_beams=1)
+    assert len({len(best.tokens) for (best,) in found}) > 3
+
+
+def search(model, options):
+    source, mask = sources()
+    with torch.no_grad():
+        decoder = next_token(model, source, mask)
+    limits = [options.max_length] * len(source)
+    return beam_search(decoder, limits, options, bos=BOS, eos=EOS, never=(PAD, BOS, UNK), device=source.device)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("beam_size", [2, 5])
+def test_beam_searches_are_marians(ours, theirs, beam_size, length_penalty):
+    """With early_stopping there: a sentence is done when as many translations as beams have ended."""
+    found = search(ours, SearchOptions(beam_size, length_penalty, 1, 14, 1))
+    expected = generate(theirs, num_beams=beam_size, length_penalty=length_penalty, early_stopping=True)
+    assert [best.tokens for (best,) in found] == expected
