@@ -1,5 +1,6 @@
 """Every variant listed in conf/attention, and configurations as the command line would compose them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import hydra
@@ -67,12 +68,12 @@ def rng() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where preparations are kept: nothing is found there, nothing is left in the user's folder."""
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(folder))
-    return folder
+@pytest.fixture(autouse=True, scope="session")
+def _no_cache_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Preparations are kept, and found, in a folder of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCKSTEP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -57,7 +57,9 @@ def keep(folder, rows):
 
 def test_unreachable_says_within_seconds_what_to_do(hub_cache):
     began = time.monotonic()
-    with pytest.raises(ValueError, match=f"cannot be reached, and dataset {HUB_NAME} is not in its cache") as refusal:
+    with pytest.raises(
+        ValueError, match=f"cannot be reached, and its cache does not give dataset {HUB_NAME} "
+    ) as refusal:
         MULTI30K.splits(0)
     assert time.monotonic() - began < 10
     assert str(refusal.value).endswith("connect, or give a folder with its files by data.path=FOLDER")
@@ -74,6 +76,19 @@ def test_a_server_that_never_answers_is_given_up(hub_cache, monkeypatch):
         with pytest.raises(ValueError, match="cannot be reached"):
             MULTI30K.splits(0)
         assert time.monotonic() - began < 5
+
+
+def test_a_name_server_that_never_answers_is_given_up(hub_cache, monkeypatch):
+    class Session:
+        def head(self, url, timeout):
+            time.sleep(5)  # no timeout of a connection covers this
+
+    monkeypatch.setattr(hub, "get_session", Session)
+    monkeypatch.setattr(hub, "PATIENCE", 0.1)
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="cannot be reached"):
+        MULTI30K.splits(0)
+    assert time.monotonic() - began < 3
 
 
 def test_a_dataset_once_loaded_needs_no_network(hub_cache):

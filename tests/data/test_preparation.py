@@ -12,7 +12,7 @@ from datasets import Dataset, DatasetDict
 
 from lockstep.data import preparation
 from lockstep.data.lines import read_lines
-from lockstep.data.preparation import cache_folder, prepare_subwords
+from lockstep.data.preparation import prepare_subwords
 
 LINE = "the tag </s> ends <pad> here <unk>"
 
@@ -29,6 +29,13 @@ def prepared(texts=None, vocabulary_size=300, joint=True):
 def same(one, other):
     ids = [{name: [(s.tolist(), t.tolist()) for s, t in p] for name, p in each.pairs.items()} for each in (one, other)]
     return ids[0] == ids[1] and one.tokenizers.fingerprint() == other.tokenizers.fingerprint()
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path, monkeypatch):
+    """An empty one."""
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -143,10 +150,10 @@ def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch, 
 
 def test_the_folder_is_the_users_of_caches_unless_chosen(monkeypatch, tmp_path):
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
+    assert preparation.cache_folder() == tmp_path
     monkeypatch.delenv("LOCKSTEP_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert cache_folder() == Path("/x/lockstep")
+    assert preparation.cache_folder() == Path("/x/lockstep")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/h")
-    assert cache_folder() == Path("/h/.cache/lockstep")
+    assert preparation.cache_folder() == Path("/h/.cache/lockstep")

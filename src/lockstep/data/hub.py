@@ -32,10 +32,12 @@ def hub_pairs(name: str, subset: str | None, columns: Columns, instead: str) -> 
         with _offline(constants.HF_HUB_OFFLINE or not reachable):
             loaded = datasets.load_dataset(name, subset)
     except Exception as error:  # the Hub's client raises what each of its libraries raises
+        reason = str(error).strip().splitlines()[0]
         if reachable and not constants.HF_HUB_OFFLINE:
-            raise ValueError(f"dataset {name}: {str(error).strip().splitlines()[0]}") from error
+            raise ValueError(f"dataset {name}: {reason}") from error
         raise ValueError(
-            f"{constants.ENDPOINT} cannot be reached, and dataset {name} is not in its cache; connect, or {instead}"
+            f"{constants.ENDPOINT} cannot be reached, and its cache does not give dataset {name} ({reason}); connect, "
+            f"or {instead}"
         ) from error
     if "train" not in loaded:
         raise ValueError(f"dataset {name} has the splits {', '.join(loaded)}, none named train; {instead}")

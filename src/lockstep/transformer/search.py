@@ -95,7 +95,7 @@ def beam_search(
     ended: list[list[Hypothesis]] = [[] for _ in limits]
     active = list(range(len(limits)))  # sentences still searched, B
     tokens = torch.full((len(limits), 1, 1), bos, device=device)  # (B, k, t)
-    totals = torch.zeros(len(limits), 1, device=device)  # log-probabilities (B, k)
+    totals = torch.zeros(len(limits), 1, dtype=torch.float64, device=device)  # log-probabilities (B, k)
     length = 0
     while active:
         length += 1
