@@ -40,6 +40,7 @@ logger = logging.getLogger("lockstep")
 _PRECISION = {"32-true": "float32", "64-true": "float64"}
 # Of single runs, and without a meaning here.
 OFF = {
+    "average_decay": None,
     "stop_at_exact_match": None,
     "patience": None,
     "search": {"beam_size": 1, "length_penalty": 0.0, "min_length": 1, "max_length": None, "n_best": 1},

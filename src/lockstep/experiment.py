@@ -48,13 +48,12 @@ from lockstep.training.checkpoints import BEST, Checkpoint, CheckpointFiles, rea
 from lockstep.training.conversion import ConversionError, convert_checkpoint
 from lockstep.training.errors import Interrupted, NonFiniteError
 from lockstep.training.module import TranslationModule
-from lockstep.training.saving import Saving
 from lockstep.training.schedules import schedule
 from lockstep.training.signals import Signals
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import fingerprint
 from lockstep.transformer.initialization import initialize
-from lockstep.watching import callbacks
+from lockstep.watching import build_saving, callbacks
 
 logger = logging.getLogger("lockstep")
 
@@ -203,16 +202,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
             logger.info("going on from step %d of %s, in %s", resumed.step, shown(resumed.path), shown(folder))
             for change in resumed.changes:
                 logger.info("changed: %s", change)
-        saving = Saving(
-            folder / "checkpoints",
-            options.checkpoint_every,
-            config,
-            data.tokenizers.fingerprint(),
-            signals,
-            monitor="validation/bleu" if data.natural_language else "validation/loss",
-            mode="max" if data.natural_language else "min",
-            patience=options.patience,
-        )
+        saving = build_saving(options, config, data, folder / "checkpoints", signals)
         watchers = [*callbacks(options, data, module.judged, signals), signals, saving]
         trainer = build_trainer(options, board, watchers, CheckpointFiles(checkpoint))
         try:

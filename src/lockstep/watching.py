@@ -1,18 +1,20 @@
-"""What watches a run, as its options ask for: lines, pictures, samples, scores, and when it is solved."""
+"""What watches a run, as its options ask for: lines, pictures, samples, scores, checkpoints, and when to stop."""
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
 
-from lockstep.configuration import TrainOptions
+from lockstep.configuration import Node, TrainOptions
 from lockstep.data.batching import collate
 from lockstep.data.module import DataModule
 from lockstep.observe.attention_maps import AttentionMaps, token_labels
 from lockstep.observe.progress import ProgressBar, Samples, ValidationLines
 from lockstep.observe.scores import FinalScores, ValidationScores
 from lockstep.observe.throughput import Throughput
+from lockstep.training.saving import Saving
 from lockstep.training.signals import Signals
 from lockstep.transformer import Transformer
 from lockstep.translation import Translator
@@ -52,3 +54,17 @@ def _final_scores(options: TrainOptions, data: DataModule, model: Transformer, s
         return [found[0].text for found in translator(texts, signals.leave_test)]
 
     return FinalScores(data.sources("test"), data.references("test"), translate)
+
+
+def build_saving(options: TrainOptions, config: Node, data: DataModule, folder: Path, signals: Signals) -> Saving:
+    """Keeps checkpoints; the best is that of the highest BLEU, or where there is none, of the lowest loss."""
+    return Saving(
+        folder,
+        options.checkpoint_every,
+        dict(config),
+        data.tokenizers.fingerprint(),
+        signals,
+        monitor="validation/bleu" if data.natural_language else "validation/loss",
+        mode="max" if data.natural_language else "min",
+        patience=options.patience,
+    )

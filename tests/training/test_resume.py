@@ -148,6 +148,7 @@ def test_patience_outlives_an_interruption(tmp_path):
     uninterrupted = run(config(tmp_path / "a", *options))
     assert [step for step, _ in points(uninterrupted)["validation/loss"]] == [5, 10, 15, 20]  # the first is the best
     assert state(uninterrupted, "best.ckpt")["global_step"] == 5
+    assert "3 validations without a better validation/loss" in (uninterrupted / "train.log").read_text()
     folder = broken_off(tmp_path / "b", 12, overrides=options)
     go_on(folder)
     assert_as_whole(folder, uninterrupted)

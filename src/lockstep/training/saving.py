@@ -4,6 +4,7 @@ A checkpoint is written between two optimiser steps, after everything of the ste
 batch, after a validation, or at the end.
 """
 
+import logging
 import math
 import os
 import random
@@ -18,6 +19,8 @@ import torch
 from lockstep.training.checkpoints import BEST, FORMAT_VERSION, LAST, PREVIOUS, Checkpoint
 from lockstep.training.errors import Interrupted
 from lockstep.training.signals import Signals
+
+logger = logging.getLogger("lockstep")
 
 
 class Saving(L.Callback):
@@ -106,6 +109,9 @@ class Saving(L.Callback):
         self._waited = 0 if better else self._waited + 1
         if self._patience is not None and self._waited >= self._patience:
             trainer.should_stop = True
+            logger.info(
+                "ends early: %d validations without a better %s than %.4f", self._waited, self._monitor, self._best
+            )
         if better:
             self._best = value
             trainer.save_checkpoint(self._folder / BEST)
