@@ -1,0 +1,160 @@
+"""``scripts/translate.py``: lines in, as many out, and nothing else."""
+
+import io
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import hydra
+import pytest
+import torch
+from conftest import CONF
+from omegaconf import OmegaConf
+from PIL import Image
+from training.runs import config, run
+
+from lockstep.configuration import ConfigurationError
+from lockstep.lines import read_chunks, translate
+from lockstep.trained import load_trained
+from lockstep.training.checkpoints import read_checkpoint
+from lockstep.training.errors import CheckpointError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return run(config(tmp_path_factory.mktemp("runs"), "trainer.max_steps=6", "trainer.val_check_interval=3"))
+
+
+@pytest.fixture
+def lines(trained, monkeypatch, capfdbinary):
+    """Translate bytes as the script would; what it wrote."""
+
+    def call(data, *overrides, checkpoint=trained):
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            composed = hydra.compose("translate", ["checkpoint=x", "search.max_length=6", *overrides])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out := io.BytesIO()))
+        translate({**OmegaConf.to_container(composed, resolve=True), "checkpoint": str(checkpoint)})
+        assert capfdbinary.readouterr().out == b""
+        return out.getvalue().decode()
+
+    return call
+
+
+def test_c28_c25_one_line_for_each_line_which_end_at_lf_or_cr_lf_alone(lines):
+    found = lines("1 2\r\n\n 1\u20282\x0b\x0c\x853 \n   \n4\r5\n\r\n2".encode()).split("\n")
+    assert len(found) == 8
+    assert [bool(line) for line in found] == [True, False, True, False, True, False, True, False]
+    assert lines(b"") == ""
+    assert lines(b"\n") == "\n"
+    assert lines(b"1\n2\n") == lines(b"1\n2")
+
+
+def test_lines_are_decoded_one_by_one_and_a_bad_one_is_named_after_those_before_it():
+    chunks = read_chunks(io.BytesIO(b"a\nb\n\xc3\xa9\r\nd\xff\ne\n"), 2)
+    assert next(chunks) == ["a", "b"]
+    assert next(chunks) == ["é"]
+    with pytest.raises(ConfigurationError, match="line 4 of the input is not UTF-8: invalid start byte at its byte 2"):
+        next(chunks)
+
+
+def test_chunks_and_batches_change_nothing(lines, monkeypatch):
+    data = "".join(f"{i} {'7 9 ' * (i % 3)}\n" for i in range(20)).encode()
+    expected = lines(data)
+    assert expected.count("\n") == 20
+    assert len(set(expected.split("\n"))) > 3
+    monkeypatch.setattr("lockstep.lines.CHUNK", 3)
+    assert lines(data) == expected
+    assert lines(data, "batch_tokens=1") == expected
+    assert lines(data, "cached=false") == expected
+
+
+def test_several_translations_are_numbered_as_in_moses(lines):
+    best, several = lines(b"1 2\n\n3\n"), lines(b"1 2\n\n3\n", "search.n_best=2")
+    rows = [line.split(" ||| ") for line in several.splitlines()]
+    assert [row[0] for row in rows] == ["0", "0", "1", "2", "2"]
+    assert [rows[i][1] for i in (0, 2, 3)] == best.splitlines()
+    assert float(rows[0][2]) >= float(rows[1][2])
+
+
+def test_a_picture_of_the_first_translation(lines, tmp_path):
+    lines(b"\n\n1 2 3\n4\n", f"picture='{tmp_path}/attention'")
+    with Image.open(tmp_path / "attention") as image:
+        assert image.format == "PNG"
+    with pytest.raises(ConfigurationError, match="there is no folder"):
+        lines(b"1\n", f"picture='{tmp_path}/none/picture.png'")
+
+
+def test_the_best_checkpoint_of_a_run_or_the_one_that_is_named(trained, tmp_path):
+    found = load_trained(trained)
+    assert found.path == trained / "checkpoints" / "best.ckpt"
+    assert found.step == read_checkpoint(found.path)["global_step"]
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("checkpoints/last.ckpt", "source_tokenizer.json", "target_tokenizer.json"):
+        shutil.copy(trained / name, tmp_path / name)
+    assert load_trained(tmp_path).path.name == "last.ckpt"
+    weights = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    model = load_trained(trained / "checkpoints" / "last.ckpt").model
+    assert all(torch.equal(weights[f"model.{name}"], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_checkpoint_needs_its_own_tokenizers(trained, tmp_path):
+    alone = tmp_path / "alone.ckpt"
+    shutil.copy(trained / "checkpoints" / "last.ckpt", alone)
+    with pytest.raises(CheckpointError, match=r"has no tokenizers: put source_tokenizer\.json and target_tokenizer"):
+        load_trained(alone)
+    for side in ("source", "target"):
+        text = (trained / f"{side}_tokenizer.json").read_text()
+        (tmp_path / f"{side}_tokenizer.json").write_text(text.replace('"0": 4', '"0": 5').replace('"1": 5', '"1": 4'))
+    with pytest.raises(CheckpointError, match=r"are not those that .* was trained with"):
+        load_trained(alone)
+    for side in ("source", "target"):
+        shutil.copy(trained / f"{side}_tokenizer.json", tmp_path)
+    assert load_trained(alone).step == 6
+    (tmp_path / "target_tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_trained(alone)
+    with pytest.raises(CheckpointError, match="not a run folder"):
+        load_trained(tmp_path)
+
+
+def test_options_that_contradict_are_refused_by_name(lines):
+    with pytest.raises(ConfigurationError, match=r"option search\.n_best=6 is more than the beam_size=5"):
+        lines(b"1\n", "search.n_best=6")
+    with pytest.raises(ConfigurationError, match=r"option batch_tokens=0"):
+        lines(b"1\n", "batch_tokens=0")
+
+
+def process(*arguments):
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "scripts" / "translate.py"), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+@pytest.mark.slow
+def test_c42_standard_output_holds_translations_alone(trained):
+    output, errors = process(f"checkpoint={trained}").communicate(b"1 2\n\n3\n")
+    assert len(output.decode().splitlines()) == 3
+    assert [line.split(" ")[0] for line in errors.decode().splitlines()] == ["translating", "3"]
+    started = process("checkpoint=nowhere")
+    output, errors = started.communicate(b"a\n")
+    assert (started.returncode, output, errors) == (1, b"", b"error: checkpoint nowhere does not exist\n")
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_enough_ends_it_quietly(trained):
+    with process(f"checkpoint={trained}") as started:
+        started.stdin.write(b"1 2 3\n" * 3000)
+        started.stdin.flush()
+        assert started.stdout.readline().endswith(b"\n")
+        started.stdout.close()
+        started.stdin.write(b"1 2 3\n" * 3000)
+        started.stdin.close()
+        assert [line.split(b" ")[0] for line in started.stderr] == [b"translating"]
+    assert started.returncode == 0
