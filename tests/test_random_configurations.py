@@ -18,6 +18,7 @@ CHOICES = {
     "batch_tokens": [1, 16, 64, 0],
     "length_jitter": [0, 1, 5, -1],
     "label_smoothing": [0.0, 0.1, 0, 1.0],
+    "average_decay": [None, 0.5, 0.999, 1.0],
     "stop_at_exact_match": [None, 0.5, 1.0, 0.0],
     "patience": [None, 1, 3, 0],
     "attention_maps_every": [0, 1, 2, -1],
