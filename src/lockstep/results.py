@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.configuration import as_argument
 from lockstep.observe.scores import Score
 from lockstep.runs import shown, tensorboard_command, write_whole
 
@@ -54,5 +55,7 @@ def report(metrics: Mapping[str, Any], folder: Path, output: Path) -> None:
         for name, label in SHOWN.items():
             logger.info("%s %.2f   %s", label, metrics[f"test/{name}"], metrics["signatures"][f"test/{name}"])
         logger.info("score it again, lowercased with --lowercase: %s", scoring_command(folder))
+        checkpoint = as_argument("checkpoint", shown(folder))
+        logger.info("translate with it: python scripts/translate.py %s < source.txt > target.txt", checkpoint)
     logger.info("run folder: %s", shown(folder))
     logger.info("look at it: %s", tensorboard_command(output))
