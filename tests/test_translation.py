@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import VARIANTS, make_variant
 
-from lockstep.data.tokenization import Tokenizers, subword_tokenizer, word_tokenizer
+from lockstep.data.tokenization import EOS, Tokenizers, subword_tokenizer, word_tokenizer
 from lockstep.transformer import Transformer
 from lockstep.transformer.initialization import initialize
 from lockstep.transformer.search import SearchOptions
@@ -49,6 +49,15 @@ def test_c28_blank_texts_have_blank_translations_and_all_keep_their_places(sente
             assert len(best) == n_best
             assert best[0].text
     assert found[2] != found[0]
+
+
+def test_c48_the_limit_is_each_texts_own():
+    model = make(WORDS)
+    with torch.no_grad():  # nothing ever ends
+        model.decoder[-1].feed_forward_residual.norm.bias.fill_(1)
+        model.output.weight[EOS] -= 3
+    found = translator(model, WORDS)(["a", "a b c d", "a b"])
+    assert [len(best.text.split()) for (best,) in found] == [2 * (n + 2) + 10 for n in (1, 4, 2)]
 
 
 def test_blank_texts_alone_run_no_model():

@@ -13,7 +13,7 @@ from lockstep.transformer.initialization import initialize
 EQUIVALENT = [name for name in VARIANTS if make_variant(name)(4, 2).canonical]
 
 
-def make(variant, seed=0, tied="all", dtype=torch.float32) -> Transformer:
+def make(variant, seed=0, tied="all", dtype=torch.float32, decoder_layers=1) -> Transformer:
     factory = make_variant(variant)
     model = Transformer(
         lambda: factory(64, 8),
@@ -21,7 +21,7 @@ def make(variant, seed=0, tied="all", dtype=torch.float32) -> Transformer:
         9,
         d_model=64,
         encoder_layers=2,
-        decoder_layers=1,
+        decoder_layers=decoder_layers,
         d_ff=32,
         dropout=0.0,
         activation="relu",
