@@ -45,6 +45,7 @@ class ModelOptions:
     activation: Activation
     norm: Norm
     tied_embeddings: TiedEmbeddings
+    residual_gain: Annotated[float, Gt(0)]
 
 
 @dataclass(frozen=True)

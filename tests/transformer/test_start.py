@@ -13,7 +13,7 @@ from lockstep.transformer.initialization import initialize
 EQUIVALENT = [name for name in VARIANTS if make_variant(name)(4, 2).canonical]
 
 
-def make(variant, seed=0, tied="all", dtype=torch.float32, decoder_layers=1) -> Transformer:
+def make(variant, seed=0, tied="all", dtype=torch.float32, decoder_layers=1, gain=1.0) -> Transformer:
     factory = make_variant(variant)
     model = Transformer(
         lambda: factory(64, 8),
@@ -27,6 +27,7 @@ def make(variant, seed=0, tied="all", dtype=torch.float32, decoder_layers=1) -> 
         activation="relu",
         norm="post",
         tied_embeddings=tied,
+        residual_gain=gain,
     ).to(dtype)
     initialize(model, seed)
     return model
@@ -38,6 +39,14 @@ def test_every_variant_starts_equal_to_the_bit(name):
     assert fingerprint(make(name, seed=1)) != fingerprint(make(name))
     exact, rounded = canonical_weights(make(name, dtype=torch.float64)), canonical_weights(make(name))
     assert all(torch.equal(exact[key].float(), rounded[key]) for key in rounded)
+
+
+@pytest.mark.parametrize("name", EQUIVALENT)
+def test_the_residual_gain_scales_what_writes_into_the_stream_and_nothing_else(name):
+    plain, scaled = canonical_weights(make(name)), canonical_weights(make(name, gain=0.5))
+    written = {k for k in plain if k.endswith(("value.weight", "attention.output.weight", "outer.weight"))}
+    assert len(written) == 3 * 2 + 5  # of two encoder layers and one decoder layer
+    assert all(torch.equal(scaled[key], plain[key] * (0.5 if key in written else 1)) for key in plain)
 
 
 def test_first_loss_agrees_in_every_equivalent_variant():

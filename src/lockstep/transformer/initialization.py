@@ -28,17 +28,22 @@ def initialize(model: nn.Module, seed: int) -> None:
     Xavier bounds depend on the shape of the stored matrix (for D = 512 and 8 heads 0.102 per head, 0.0766 fused,
     0.0541 packed), and drawing order on the layout. Here each tensor is drawn in canonical layout, with the fans of
     the whole D x D projection, and then laid out: every variant starts equal to the bit.
+
+    What writes into the residual stream (values, outputs, the outer map of a feed-forward layer) starts scaled by the
+    model's ``residual_gain``. Below 1 it lets deep post-norm models learn from the first steps, where else their
+    gradients fade on the way to the encoder (Wang et al. 2022, DeepNet, section 4).
     """
+    gain = getattr(model, "residual_gain", 1.0)
     drawn: set[int] = set()
     for prefix, module in model.named_modules():  # an attention comes before the layers inside it
-        start = _start(module, prefix, seed)
+        start = _start(module, prefix, seed, gain)
         for name, parameter in module.named_parameters():
             if name in start and id(parameter) not in drawn:  # a tied tensor keeps its first draw
                 parameter.copy_(start[name])
                 drawn.add(id(parameter))
 
 
-def _start(module: nn.Module, prefix: str, seed: int) -> dict[str, Tensor]:
+def _start(module: nn.Module, prefix: str, seed: int, gain: float) -> dict[str, Tensor]:
     """Initial tensors by the module's own parameter names; LayerNorm starts as its constructor leaves it."""
     if isinstance(module, MultiHeadAttention):
         D = module.d_model
@@ -46,11 +51,15 @@ def _start(module: nn.Module, prefix: str, seed: int) -> dict[str, Tensor]:
             name: _xavier(seed, f"{prefix}.{name}", shape, D, D) if name.endswith("weight") else torch.zeros(shape)
             for name, shape in module.canonical_shapes().items()
         }
+        for name in ("value.weight", "output.weight"):
+            canonical[name] *= gain
         return module.from_canonical(canonical)
     weight = f"{prefix}.weight"
     if isinstance(module, nn.Linear):
         shape = module.weight.shape
         drawn = _xavier(seed, weight, shape, module.in_features, module.out_features)
+        if prefix.endswith(".outer"):
+            drawn *= gain
         return {"weight": drawn, "bias": torch.zeros(module.out_features)}
     if isinstance(module, nn.Embedding):
         drawn = torch.empty(module.weight.shape, dtype=torch.float64)

@@ -37,6 +37,7 @@ class Transformer(nn.Module):
         norm: "post" normalises after each residual sum, as the paper does; "pre" before each sublayer.
         tied_embeddings: "output" shares the target embedding with the output projection (section 3.4), "all" the
             source embedding too, which takes one vocabulary for both sides.
+        residual_gain: of what writes into the residual stream, at the start (see :func:`initialize`).
 
     Raises:
         ValueError: tied source and target embeddings of different vocabularies.
@@ -56,6 +57,7 @@ class Transformer(nn.Module):
         activation: Activation,
         norm: Norm,
         tied_embeddings: TiedEmbeddings,
+        residual_gain: float = 1.0,
     ) -> None:
         super().__init__()
         if tied_embeddings == "all" and source_vocabulary != target_vocabulary:
@@ -64,6 +66,7 @@ class Transformer(nn.Module):
                 f"{target_vocabulary} target tokens"
             )
         self.d_model = d_model
+        self.residual_gain = residual_gain
         self.source_embedding = nn.Embedding(source_vocabulary, d_model)
         self.target_embedding = (
             self.source_embedding if tied_embeddings == "all" else nn.Embedding(target_vocabulary, d_model)
