@@ -61,13 +61,14 @@ def test_lines_are_decoded_one_by_one_and_a_bad_one_is_named_after_those_before_
         next(chunks)
 
 
-def test_chunks_and_batches_change_nothing(lines, monkeypatch):
+def test_chunks_and_batches_change_nothing(lines, monkeypatch, caplog):
     data = "".join(f"{i} {'7 9 ' * (i % 3)}\n" for i in range(20)).encode()
     expected = lines(data)
     assert expected.count("\n") == 20
     assert len(set(expected.split("\n"))) > 3
     monkeypatch.setattr("lockstep.lines.CHUNK", 3)
     assert lines(data) == expected
+    assert [record.args[0] for record in caplog.records if "so far" in record.message] == [3, 6, 9, 12, 15, 18]
     assert lines(data, "batch_tokens=1") == expected
     assert lines(data, "cached=false") == expected
 

@@ -48,6 +48,8 @@ def translate(config: dict[str, Any]) -> None:
             sys.stdout.buffer.writelines(f"{line}\n".encode() for line in _output(translations, done, options))
             sys.stdout.buffer.flush()
             done += len(lines)
+            if len(lines) == CHUNK:  # so there may be more
+                logger.info("%d lines so far, in %.1f s", done, time.perf_counter() - started)
             real = next((line for line in lines if line.strip()), None)
             if picture is not None and real is not None:
                 _draw(trained, translator, real, picture)
