@@ -125,14 +125,14 @@ def test_columns_or_languages_of_a_translation(reachable, caplog):
     reachable(
         {
             "train": [{"translation": {"de": "ja", "en": "yes"}}, {"translation": {"de": None, "en": "no"}}],
-            "test": [{"id": "7", "de": "nein", "en": "no"}],
+            "test": [{"id": "7", "de": "nein\nnein", "en": "no"}],
             "challenge": [{"other": "x"}],
         }
     )
     splits = load()
     assert {name: split[:] for name, split in splits.items()} == {
         "train": {"source": ["ja"], "target": ["yes"]},
-        "test": {"source": ["nein"], "target": ["no"]},
+        "test": {"source": ["nein nein"], "target": ["no"]},
     }
     assert caplog.messages == ["wmt14, train: 1 dropped as pairs, of 2: a side is empty"]
 

@@ -78,6 +78,12 @@ def test_a_pair_with_an_empty_side_goes_as_a_pair_and_is_counted(write, caplog):
     assert caplog.messages == []
 
 
+def test_line_ends_inside_the_texts_of_json_are_spaces(write):
+    """A reference of two lines would shift all that follow in the file that anyone scores again by."""
+    record = json.dumps({"source": "a\nb", "target": "c\r\nd\re\u2028"})
+    assert rows(read_pairs(write("a.jsonl", record), None)) == [("a b", "c d\re\u2028")]
+
+
 def test_named_columns(write):
     table = write("a.tsv", "id\tde\ten\n1\tja\tyes\n2\tnein\tno\n")
     assert rows(read_pairs(table, ("en", "de"))) == [("yes", "ja"), ("no", "nein")]

@@ -8,7 +8,7 @@ import datasets
 from datasets import Dataset, DatasetDict
 from huggingface_hub import constants, get_session
 
-from lockstep.data.pairs import Columns, without_empty
+from lockstep.data.pairs import Columns, one_line, without_empty
 
 PATIENCE = 8.0  # seconds; a name server that does not answer takes longer than any timeout of a connection
 
@@ -54,7 +54,8 @@ def _pairs(split: Dataset, columns: Columns, place: str) -> Dataset:
         texts.append([text or "" for text in split[found[0]][:]])
         if not all(isinstance(text, str) for text in texts[-1]):
             raise ValueError(f"{place}: column {column} holds other things than texts")
-    return without_empty(texts[0], texts[1], place)
+    source, target = ([one_line(text) for text in side] for side in texts)
+    return without_empty(source, target, place)
 
 
 def _hub_answers() -> bool:

@@ -58,6 +58,11 @@ def without_empty(source: Sequence[str], target: Sequence[str], place: str) -> D
     return Dataset.from_dict({"source": [s for s, _ in kept], "target": [t for _, t in kept]})
 
 
+def one_line(text: str) -> str:
+    """A text without the line ends that JSON and datasets can hold: translations and references are one line each."""
+    return text.replace("\r\n", " ").replace("\n", " ")
+
+
 def _tab_separated(path: Path, columns: Columns | None) -> Iterator[tuple[str, str]]:
     """No quoting: a tab always separates."""
     lines = read_lines(path)
@@ -88,7 +93,7 @@ def _json_lines(path: Path, columns: Columns | None) -> Iterator[tuple[str, str]
 
 
 def _field(record: dict[str, object], name: str, place: str) -> str:
-    """One text of a record; null is an empty one."""
+    """One text of a record, as one line; null is an empty one."""
     inner = record.get("translation")
     holder = inner if name not in record and isinstance(inner, dict) else record
     if name not in holder:
@@ -102,4 +107,4 @@ def _field(record: dict[str, object], name: str, place: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{place}: {name} holds half of a surrogate pair, which is no character") from None
-    return text
+    return one_line(text)
