@@ -41,8 +41,8 @@ class SearchOptions:
         for name in ("beam_size", "min_length", "n_best"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is less than 1")
-        if not 0 <= self.length_penalty < float("inf"):
-            raise ValueError(f"length_penalty={self.length_penalty} is not a number from 0 on")
+        if not 0 <= self.length_penalty <= 10:  # far beyond any use, and no length to that power overflows
+            raise ValueError(f"length_penalty={self.length_penalty} is not a number from 0 to 10")
         if self.n_best > self.beam_size:
             raise ValueError(f"n_best={self.n_best} is more than the beam_size={self.beam_size} hypotheses kept")
         if self.max_length is not None and self.max_length < self.min_length:
