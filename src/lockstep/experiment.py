@@ -111,6 +111,12 @@ def build_data(options: TrainOptions) -> DataModule:
 
 def build_model(options: TrainOptions, data: DataModule) -> Transformer:
     """The model, initialised from the run's seed."""
+    if options.model.tied_embeddings == "all" and not data.tokenizers.joint:
+        # Two vocabularies may well be of one size; their ids mean other texts all the same.
+        raise ConfigurationError(
+            "option model.tied_embeddings=all takes one vocabulary for both sides: data.joint_vocabulary=true; where "
+            "each side has its own, model.tied_embeddings=output or none"
+        )
     model = transformer(options, data.tokenizers.source.get_vocab_size(), data.tokenizers.target.get_vocab_size())
     initialize(model, options.seed)
     return model

@@ -171,6 +171,18 @@ def test_weights_of_another_layout_are_judged_as_well(tmp_path, whole):
     assert metrics["weights_sha256"] != metrics_of(whole)["weights_sha256"]
 
 
+def test_two_vocabularies_of_one_size_share_no_embedding(tmp_path):
+    """On any corpus that fills both: sizes alone would not tell."""
+    from lockstep.configuration import ConfigurationError
+
+    with pytest.raises(ConfigurationError, match=r"option model\.tied_embeddings=all .* model\.tied_embeddings=output"):
+        train(config(tmp_path, "data.joint_vocabulary=false", "data.vocabulary_size=270"))
+    assert not list(tmp_path.iterdir())
+    tied = config(tmp_path, "data.joint_vocabulary=false", "data.vocabulary_size=270", "model.tied_embeddings=output")
+    vocabularies = build_data(parse(TrainOptions, tied)).tokenizers
+    assert vocabularies.source.get_vocab_size() == vocabularies.target.get_vocab_size() == 270
+
+
 def test_an_impossible_search_is_refused_before_any_work(tmp_path):
     from lockstep.configuration import ConfigurationError
 
