@@ -51,13 +51,14 @@ def test_c28_c25_one_line_for_each_line_which_end_at_lf_or_cr_lf_alone(lines):
     assert lines(b"") == ""
     assert lines(b"\n") == "\n"
     assert lines(b"1\n2\n") == lines(b"1\n2")
+    assert next(read_chunks(io.BytesIO(b"\xef\xbb\xbf1\n\xef\xbb\xbf2\n"), 2)) == ["1", "\ufeff2"]  # as in training
 
 
 def test_lines_are_decoded_one_by_one_and_a_bad_one_is_named_after_those_before_it():
     chunks = read_chunks(io.BytesIO(b"a\nb\n\xc3\xa9\r\nd\xff\ne\n"), 2)
     assert next(chunks) == ["a", "b"]
     assert next(chunks) == ["é"]
-    with pytest.raises(ConfigurationError, match="line 4 of the input is not UTF-8: invalid start byte at its byte 2"):
+    with pytest.raises(ConfigurationError, match=r"standard input, line 4: not UTF-8 \(invalid start byte at byte 2\)"):
         next(chunks)
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 
 from lockstep.configuration import ConfigurationError, TranslateOptions, parse
 from lockstep.data.batching import Batch, collate
+from lockstep.data.lines import decoded
 from lockstep.data.tokenization import BOS
 from lockstep.experiment import quiet_libraries
 from lockstep.observe.attention_maps import attention_maps, draw_attention, token_labels
@@ -61,24 +62,23 @@ def translate(config: dict[str, Any]) -> None:
 
 
 def read_chunks(stream: Iterable[bytes], size: int) -> Iterator[list[str]]:
-    """Lines as text, ``size`` at a time; LF and CR LF end a line, and nothing else does.
+    """Lines as text, ``size`` at a time (see :func:`decoded`).
 
     Raises:
         ConfigurationError: a line is not UTF-8; those before it have been given.
     """
     chunk: list[str] = []
-    for number, line in enumerate(stream, start=1):
-        try:
-            chunk.append(line.removesuffix(b"\r\n" if line.endswith(b"\r\n") else b"\n").decode())
-        except UnicodeDecodeError as error:
-            yield chunk
-            raise ConfigurationError(
-                f"line {number} of the input is not UTF-8: {error.reason} at its byte {error.start + 1}; it and all "
-                "that follow are not translated. To convert a file: iconv -f latin1 -t utf-8"
-            ) from None
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
+    try:
+        for text in decoded(stream, "standard input"):
+            chunk.append(text)
+            if len(chunk) == size:
+                yield chunk
+                chunk = []
+    except ValueError as error:
+        yield chunk
+        raise ConfigurationError(
+            f"{error}; it and all that follow are not translated. To convert a file: iconv -f latin1 -t utf-8"
+        ) from None
     yield chunk
 
 
