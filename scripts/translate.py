@@ -7,7 +7,7 @@ from lockstep.command_line import run
 
 
 def job(config: dict[str, Any]) -> int:
-    from lockstep.lines import translate
+    from lockstep.standard_streams import translate
 
     translate(config)
     return 0

@@ -41,6 +41,7 @@ from lockstep.runs import (
     resume,
     saved_config,
     shown,
+    with_absolute_paths,
     with_attention,
     write_whole,
 )
@@ -181,7 +182,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     quiet_libraries()
     keep_freed_memory()
     options = parse(TrainOptions, config)
-    config = {**config, "output": str(Path(options.output).absolute()), "resume": None}
+    config = {**with_absolute_paths(config), "resume": None}
     resumed = None if options.resume is None else resume(Path(options.resume), config)
     if resumed and (complete := resumed.results(options)):
         logger.info("already complete: %s, step %d of %d", shown(resumed.path), resumed.step, options.trainer.max_steps)

@@ -19,8 +19,10 @@ from lockstep.training.saving import same_goal
 
 logger = logging.getLogger("lockstep")
 
+DATA_FILES = ("path", "train", "validation", "test")  # options of a corpus
 # What a run may be told anew when it goes on; its attention, too, into which it is converted.
 MAY_CHANGE = {
+    *(f"data.{name}" for name in DATA_FILES),  # files may move; the tokenizers' hash tells other texts
     "trainer.max_steps",
     "trainer.accelerator",
     "trainer.log_every_n_steps",
@@ -29,6 +31,18 @@ MAY_CHANGE = {
     "stop_at_exact_match",
     "patience",
 }
+
+
+def with_absolute_paths(config: Node) -> dict[str, Any]:
+    """The configuration of a run that can be gone on with from anywhere."""
+
+    def absolute(value: Any) -> Any:
+        if isinstance(value, list):
+            return [absolute(each) for each in value]
+        return str(Path(value).absolute()) if isinstance(value, str) and Path(value).exists() else value
+
+    data = {key: absolute(value) if key in DATA_FILES else value for key, value in config["data"].items()}
+    return {**config, "data": data, "output": str(Path(config["output"]).absolute())}
 
 
 def new_run_folder(output: Path, name: str) -> Path:

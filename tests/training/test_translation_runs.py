@@ -9,8 +9,9 @@ import sys
 
 import pytest
 import torch
+from conftest import compose
 from runs import newest, points, run, send, state
-from training.translating import config
+from training.translating import TINY, config
 
 from lockstep.configuration import TrainOptions, parse
 from lockstep.data.batching import collate
@@ -189,3 +190,14 @@ def test_an_impossible_search_is_refused_before_any_work(tmp_path):
     with pytest.raises(ConfigurationError, match=r"option search\.n_best=2 is more than"):
         train(config(tmp_path, "search.beam_size=1", "search.n_best=2"))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_of_files_beside_the_user_goes_on_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, lines in (("a.en", "a dog\na cat\n"), ("a.de", "ein Hund\neine Katze\n")):
+        (tmp_path / name).write_text(lines)
+    folder = run(compose(*TINY, "data.train=[a.en,a.de]", f"output={tmp_path / 'runs'}", "trainer.max_steps=2"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    go_on(folder, trainer={**state(folder)["lockstep"]["config"]["trainer"], "max_steps": 3})
+    assert metrics_of(folder)["train/steps"] == 3

@@ -38,6 +38,8 @@ def translate(config: dict[str, Any]) -> None:
     picture = None if options.picture is None else Path(options.picture)
     if picture is not None and not picture.absolute().parent.is_dir():
         raise ConfigurationError(f"option picture={options.picture}: there is no folder {picture.parent}")
+    if picture is not None and picture.is_dir():
+        raise ConfigurationError(f"option picture={options.picture} is a folder; name a file")
     trained = load_trained(Path(options.checkpoint))
     trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
     translator = Translator(trained.model, trained.tokenizers, options.search, options.batch_tokens, options.cached)

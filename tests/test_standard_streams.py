@@ -15,7 +15,7 @@ from PIL import Image
 from training.runs import config, run
 
 from lockstep.configuration import ConfigurationError
-from lockstep.lines import read_chunks, translate
+from lockstep.standard_streams import read_chunks, translate
 from lockstep.trained import load_trained
 from lockstep.training.checkpoints import read_checkpoint
 from lockstep.training.errors import CheckpointError
@@ -67,7 +67,7 @@ def test_chunks_and_batches_change_nothing(lines, monkeypatch, caplog):
     expected = lines(data)
     assert expected.count("\n") == 20
     assert len(set(expected.split("\n"))) > 3
-    monkeypatch.setattr("lockstep.lines.CHUNK", 3)
+    monkeypatch.setattr("lockstep.standard_streams.CHUNK", 3)
     assert lines(data) == expected
     assert [record.args[0] for record in caplog.records if "so far" in record.message] == [3, 6, 9, 12, 15, 18]
     assert lines(data, "batch_tokens=1") == expected
@@ -88,6 +88,8 @@ def test_a_picture_of_the_first_translation(lines, tmp_path):
         assert image.format == "PNG"
     with pytest.raises(ConfigurationError, match="there is no folder"):
         lines(b"1\n", f"picture='{tmp_path}/none/picture.png'")
+    with pytest.raises(ConfigurationError, match="is a folder"):
+        lines(b"1\n", f"picture='{tmp_path}'")
 
 
 def test_the_best_checkpoint_of_a_run_or_the_one_that_is_named(trained, tmp_path):
