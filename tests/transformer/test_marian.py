@@ -4,19 +4,25 @@ Marian's positions are the sines, then the cosines; ours alternate. That is an o
 every weight that reads or writes them is laid out.
 """
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from conftest import make_variant
+from torch.nn.utils.rnn import pad_sequence
+from training.runs import run
+from training.translating import config
 from transformers import MarianConfig, MarianMTModel
 
+from lockstep.data.tokenization import BOS, EOS, PAD, UNK
+from lockstep.trained import load_trained
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import canonical_weights
 from lockstep.transformer.decoding import next_token
 from lockstep.transformer.search import SearchOptions, beam_search
 
 V, D, HEADS, D_FF = 30, 32, 4, 48
-PAD, BOS, EOS, UNK = range(4)
-ORDER = torch.cat([torch.arange(0, D, 2), torch.arange(1, D, 2)])
 # Its names for our parts, and which dimensions of a weight are channels of the model.
 LAYER_NORMS = {"self_attention": "self_attn", "cross_attention": "encoder_attn", "feed_forward": "final"}
 FEED_FORWARD = {"inner.weight": ("fc1.weight", 1), "inner.bias": ("fc1.bias", None)}
@@ -44,30 +50,31 @@ def theirs(ours):
 
 
 def to_marian(model):
-    sides = {
-        f"{side}_{name}": value
-        for side in ("encoder", "decoder")
-        for name, value in (("layers", 2), ("attention_heads", HEADS), ("ffn_dim", D_FF))
-    }
+    layers = {"encoder": model.encoder, "decoder": model.decoder}
+    sizes = {f"{side}_layers": len(stack) for side, stack in layers.items()}
+    for side, stack in layers.items():
+        sizes[f"{side}_attention_heads"] = stack[0].self_attention.num_heads
+        sizes[f"{side}_ffn_dim"] = stack[0].feed_forward.inner.out_features
     config = MarianConfig(
-        vocab_size=V,
-        d_model=D,
+        vocab_size=model.output.out_features,
+        d_model=model.d_model,
         activation_function="relu",
         scale_embedding=True,
         pad_token_id=PAD,
         eos_token_id=EOS,
         forced_eos_token_id=None,
         decoder_start_token_id=BOS,
-        **sides,
+        **sizes,
     )
     marian = MarianMTModel(config).eval()
     named = dict(marian.state_dict())
+    order = torch.cat([torch.arange(first, model.d_model, 2) for first in (0, 1)])
     for name, tensor in canonical_weights(model).items():
         theirs, tensor = marian_name(name), tensor.clone()
         for place in theirs[0]:
             assert place in named, place
             shaped = tensor.reshape(named[place].shape)
-            named[place] = shaped if theirs[1] is None else shaped.index_select(theirs[1], ORDER)
+            named[place] = shaped if theirs[1] is None else shaped.index_select(theirs[1], order)
     marian.load_state_dict(named)
     return marian
 
@@ -109,6 +116,25 @@ def test_logits_are_marians(ours, theirs):
     found = ours(source, mask, target)
     assert expected.std() > 0.1
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_trained_model_gives_marians_logits(tmp_path):
+    """Of a run of this test, or of the one that LOCKSTEP_RUN names, for texts it knows something about."""
+    folder = os.environ.get("LOCKSTEP_RUN") or run(config(tmp_path / "run", "trainer.max_steps=40"))
+    model, tokenizers, *_ = load_trained(Path(folder))
+    model.eval()
+    texts = (Path(folder) / "test.references.txt").read_text(encoding="utf-8").splitlines()[:50]
+
+    def ids(tokenizer):
+        encodings = tokenizer.encode_batch(texts)
+        return pad_sequence([torch.tensor(e.ids) for e in encodings], batch_first=True, padding_value=PAD)
+
+    source, target = ids(tokenizers.source), ids(tokenizers.target)
+    marian = to_marian(model)
+    expected = marian(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target).logits
+    found = model(source, source != PAD, target)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
 def generate(model, **options):
