@@ -39,7 +39,7 @@ def with_absolute_paths(config: Node) -> dict[str, Any]:
     def absolute(value: Any) -> Any:
         if isinstance(value, list):
             return [absolute(each) for each in value]
-        return str(Path(value).absolute()) if isinstance(value, str) and Path(value).exists() else value
+        return os.path.abspath(value) if isinstance(value, str) and Path(value).exists() else value
 
     data = {key: absolute(value) if key in DATA_FILES else value for key, value in config["data"].items()}
     return {**config, "data": data, "output": str(Path(config["output"]).absolute())}
