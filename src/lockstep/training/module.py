@@ -23,6 +23,7 @@ from lockstep.training.errors import NonFiniteError
 from lockstep.training.loss import summed_loss, training_loss
 from lockstep.transformer import Transformer
 from lockstep.transformer.decoding import greedy, next_token
+from lockstep.transformer.search import own_limit
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 
@@ -164,7 +165,7 @@ class TranslationModule(L.LightningModule):
         """
         limits = torch.full_like(batch.source[:, 0], batch.labels.size(1) * 3 // 2 + 1)  # (B,)
         if self._natural_language:
-            limits = 2 * batch.source_mask.sum(dim=1) + 10  # as SearchOptions.limit
+            limits = own_limit(batch.source_mask.sum(dim=1))
         tokens = greedy(
             next_token(self.judged, batch.source, batch.source_mask),
             len(batch.source),

@@ -5,12 +5,14 @@ Shapes: B sentences still searched, k hypotheses kept of each, t tokens so far, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from lockstep.transformer.decoding import Decoder
+
+Tokens = TypeVar("Tokens", int, Tensor)  # a number of them, or one for each sentence
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,16 @@ class SearchOptions:
 
     def limit(self, source_tokens: int) -> int:
         """Most tokens of the translation of a sentence of so many tokens."""
-        return max(2 * source_tokens + 10, self.min_length) if self.max_length is None else self.max_length
+        return max(own_limit(source_tokens), self.min_length) if self.max_length is None else self.max_length
 
     def score(self, log_probability: float, length: int) -> float:
         """What hypotheses are compared by."""
         return log_probability / length**self.length_penalty
+
+
+def own_limit(source_tokens: Tokens) -> Tokens:
+    """Most tokens of a translation where no option says: ample, and a function of its source alone."""
+    return 2 * source_tokens + 10
 
 
 class Hypothesis(NamedTuple):
