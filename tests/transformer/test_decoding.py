@@ -19,14 +19,17 @@ def sources():
     return source, mask
 
 
+def both_decoders(name, dtype, source, mask):
+    model = make(name, dtype=dtype, decoder_layers=2).eval()
+    return [decoder(model, source, mask) for decoder in (CachedDecoder, RecomputedDecoder)]
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", EQUIVALENT)
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 def test_c45_cached_logits_equal_recomputed_ones(name, dtype, limit):
-    model = make(name, dtype=dtype, decoder_layers=2).eval()
-    source, mask = sources()
+    cached, recomputed = both_decoders(name, dtype, *sources())
     prefix = torch.randint(4, 9, (5, 9))
-    cached, recomputed = CachedDecoder(model, source, mask), RecomputedDecoder(model, source, mask)
     for length in (6, 7, 8, 9):  # a prefix of 6 at once, then single steps
         difference = cached(prefix[:, :length]) - recomputed(prefix[:, :length])
         assert difference.abs().max() < limit
@@ -70,9 +73,8 @@ def test_greedy_ends_at_eos_and_pads_after_it():
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 def test_c45_prefixes_that_change_places_keep_their_keys_and_values(name, dtype, limit):
     """Two, then three prefixes of each source, in another order; then one source less."""
-    model = make(name, dtype=dtype, decoder_layers=2).eval()
     source, mask = sources()
-    cached, recomputed = CachedDecoder(model, source, mask), RecomputedDecoder(model, source, mask)
+    cached, recomputed = both_decoders(name, dtype, source, mask)
     prefix = torch.randint(4, 9, (5, 1))
     for kept, chosen in ((range(5), [0, 0]), (range(5), [1, 0, 0]), ((0, 1, 3, 4), [2, 0, 1]), ((2,), [1, 1, 1])):
         assert (cached(prefix) - recomputed(prefix)).abs().max() < limit
