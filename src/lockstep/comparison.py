@@ -30,7 +30,8 @@ from lockstep.equivalence.recorder import Recorder, log_spaced
 from lockstep.equivalence.report import show, to_json, write_scalars
 from lockstep.equivalence.variant import Learner, ParameterGroup, Variant, identity
 from lockstep.equivalence.verdict import exit_status, judge
-from lockstep.runs import log_file, new_run_folder, tensorboard_command, write_whole
+from lockstep.files import write_whole
+from lockstep.runs import log_file, new_run_folder, tensorboard_command
 from lockstep.training.schedules import schedule
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import from_canonical, has_canonical_layout, to_canonical

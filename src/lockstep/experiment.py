@@ -29,6 +29,7 @@ from lockstep.configuration import (
     parse,
 )
 from lockstep.data.module import DataModule
+from lockstep.files import write_whole
 from lockstep.observe.board import Board
 from lockstep.observe.scores import FinalScores
 from lockstep.observe.throughput import Throughput
@@ -43,7 +44,6 @@ from lockstep.runs import (
     shown,
     with_absolute_paths,
     with_attention,
-    write_whole,
 )
 from lockstep.training.checkpoints import BEST, Checkpoint, CheckpointFiles, read_checkpoint, write_checkpoint
 from lockstep.training.conversion import ConversionError, convert_checkpoint

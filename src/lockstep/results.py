@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.configuration import as_argument
+from lockstep.files import write_whole
 from lockstep.observe.scores import Score
-from lockstep.runs import shown, tensorboard_command, write_whole
+from lockstep.runs import shown, tensorboard_command
 
 logger = logging.getLogger("lockstep")
 

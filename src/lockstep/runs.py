@@ -60,13 +60,6 @@ def new_run_folder(output: Path, name: str) -> Path:
     raise ConfigurationError(f"option output={output}: no free run folder")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    beside = path.with_name(f".{path.name}.partial")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
-
-
 @contextmanager
 def log_file(folder: Path, name: str = "train.log") -> Iterator[None]:
     """Write the project's log to a file of the run, after what is there."""

@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.runs import shown, write_whole
+from lockstep.files import write_whole
+from lockstep.runs import shown
 
 # Metrics by the heads of their columns; a task has the first or the second.
 COLUMNS = {

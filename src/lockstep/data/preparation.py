@@ -7,8 +7,6 @@ import logging
 import os
 import sys
 import time
-import uuid
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from lockstep.data import tokenization
 from lockstep.data.tokenization import Tokenizers, encode, subword_tokenizers, tokenizer_from
+from lockstep.files import whole_file
 
 Pairs = list[tuple[Tensor, Tensor]]
 Arrays = dict[str, NDArray[np.generic]]
@@ -93,17 +92,12 @@ def _store(path: Path, prepared: Prepared) -> None:
         for side, ids in zip(SIDES, zip(*pairs, strict=True), strict=True):
             arrays[f"{name}.{side}.lengths"] = np.array([len(i) for i in ids], dtype=np.int32)
             arrays[f"{name}.{side}.ids"] = np.concatenate([i.numpy() for i in ids]).astype(np.int32)
-    partial = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
+        with whole_file(path) as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for options
-        partial.replace(path)
     except OSError as error:
         logger.warning("what was prepared is not kept for next time: %s", error)
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def _load(path: Path, texts: DatasetDict) -> Prepared:

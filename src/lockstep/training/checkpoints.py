@@ -5,7 +5,6 @@ and a hash of its tokenizers.
 """
 
 import contextlib
-import os
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
+from lockstep.files import whole_file
 from lockstep.training.errors import CheckpointError
 
 FORMAT_VERSION = 3
@@ -30,16 +30,11 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
     Raises:
         CheckpointError: it could not be written.
     """
-    beside = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        with whole_file(path) as file:
             torch.save(dict(checkpoint), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as the latter
-        beside.unlink(missing_ok=True)
         raise CheckpointError(
             f"checkpoint {path} could not be written ({error}); the one before is untouched"
         ) from None

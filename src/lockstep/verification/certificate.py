@@ -8,6 +8,7 @@ from typing import Any
 
 from lockstep.attention.conventions import Conventions
 from lockstep.attention.layout import Layout
+from lockstep.files import write_whole
 from lockstep.verification.checks import Check
 
 EXIT_STATUS = {"equivalent": 0, "different": 1, "could not tell": 2}
@@ -74,7 +75,7 @@ class Certificate:
         }
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n", follow=True)
 
     def yaml(self) -> str:
         """The configuration that makes the class trainable; JSON values are YAML values.

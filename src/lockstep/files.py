@@ -1,0 +1,44 @@
+"""Files that appear whole or not at all, and only where they were meant to; needs the standard library alone."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def whole_file(path: Path, *, follow: bool = False) -> Iterator[IO[bytes]]:
+    """A file to write; it takes its name once the block has ended, and leaves nothing behind if the block raises.
+
+    Until then it has a fresh name that nobody could have prepared. A link of the final name is replaced, and what it
+    points to stays: a run folder may come from anywhere.
+
+    Args:
+        path: the final name.
+        follow: the user named this very path: a link is written through, and a device or pipe is written to.
+    """
+    if follow:
+        path = Path(os.path.realpath(path))
+        if path.exists() and not path.is_file():
+            with path.open("wb") as stream:
+                yield stream
+            return
+    beside = path.with_name(f".{secrets.token_hex(8)}.partial")
+    try:
+        with beside.open("xb") as file:  # refuses whatever has the name, a link too
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: Path, content: str | bytes, *, follow: bool = False) -> None:
+    """Write a file whole or not at all (see :func:`whole_file`)."""
+    with whole_file(path, follow=follow) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
