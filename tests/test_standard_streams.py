@@ -15,10 +15,10 @@ from PIL import Image
 from training.runs import config, run
 
 from lockstep.configuration import ConfigurationError
+from lockstep.errors import CheckpointError
 from lockstep.standard_streams import read_chunks, translate
 from lockstep.trained import load_trained
 from lockstep.training.checkpoints import read_checkpoint
-from lockstep.training.errors import CheckpointError
 
 ROOT = Path(__file__).parents[1]
 

@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from lockstep.training.errors import CheckpointError, Interrupted, NonFiniteError
+from lockstep.errors import CheckpointError, Interrupted, NonFiniteError
 
 if TYPE_CHECKING:  # what takes seconds to import is imported where it is needed
     from lockstep.sweep import Sweep

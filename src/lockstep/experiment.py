@@ -29,6 +29,7 @@ from lockstep.configuration import (
     parse,
 )
 from lockstep.data.module import DataModule
+from lockstep.errors import Interrupted, NonFiniteError
 from lockstep.files import write_whole
 from lockstep.observe.board import Board
 from lockstep.observe.scores import FinalScores
@@ -47,7 +48,6 @@ from lockstep.runs import (
 )
 from lockstep.training.checkpoints import BEST, Checkpoint, CheckpointFiles, read_checkpoint, write_checkpoint
 from lockstep.training.conversion import ConversionError, convert_checkpoint
-from lockstep.training.errors import Interrupted, NonFiniteError
 from lockstep.training.module import TranslationModule
 from lockstep.training.schedules import schedule
 from lockstep.training.signals import Signals

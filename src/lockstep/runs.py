@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.configuration import ConfigurationError, Node, TrainOptions, as_argument
+from lockstep.errors import CheckpointError
 from lockstep.training.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
-from lockstep.training.errors import CheckpointError
 from lockstep.training.saving import same_goal
 
 logger = logging.getLogger("lockstep")

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from lockstep.configuration import TrainOptions, parse
 from lockstep.data.tokenization import Tokenizers, load_tokenizer
+from lockstep.errors import CheckpointError
 from lockstep.experiment import transformer
 from lockstep.runs import saved_config, shown
 from lockstep.training.checkpoints import BEST, newest_checkpoint, read_checkpoint
 from lockstep.training.conversion import AVERAGE, MODEL, saved_weights
-from lockstep.training.errors import CheckpointError
 from lockstep.transformer import Transformer
 
 

@@ -8,9 +8,9 @@ from conftest import compose
 from runs import at_step, config, interrupt, newest, run, same, state
 
 from lockstep.configuration import ConfigurationError
+from lockstep.errors import Interrupted
 from lockstep.experiment import convert_to, train
 from lockstep.runs import options_of_run
-from lockstep.training.errors import Interrupted
 from lockstep.training.module import TranslationModule
 
 AVERAGED = ["average_decay=0.7", "trainer.max_steps=6", "trainer.val_check_interval=4"]

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 
+from lockstep.errors import CheckpointError
 from lockstep.training.checkpoints import (
     FORMAT_VERSION,
     LAST,
@@ -15,7 +16,6 @@ from lockstep.training.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from lockstep.training.errors import CheckpointError
 
 
 def checkpoint(step, **record):

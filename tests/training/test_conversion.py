@@ -10,10 +10,10 @@ from conftest import VARIANTS, compose, make_variant
 from runs import config, newest, points, run, same, state
 
 from lockstep.configuration import ConfigurationError
+from lockstep.errors import CheckpointError
 from lockstep.experiment import convert, convert_to, train
 from lockstep.runs import options_of_run
 from lockstep.training.checkpoints import read_checkpoint, write_checkpoint
-from lockstep.training.errors import CheckpointError
 from lockstep.training.saving import random_state, set_random_state
 
 EQUIVALENT = [name for name in VARIANTS if make_variant(name)(4, 2).canonical]

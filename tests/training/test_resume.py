@@ -13,10 +13,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from lockstep.configuration import ConfigurationError
+from lockstep.errors import CheckpointError, Interrupted, NonFiniteError
 from lockstep.experiment import train
 from lockstep.runs import options_of_run
 from lockstep.training.checkpoints import read_checkpoint, write_checkpoint
-from lockstep.training.errors import CheckpointError, Interrupted, NonFiniteError
 from lockstep.training.module import TranslationModule
 
 OPTIONS = ["trainer.max_steps=16", "trainer.val_check_interval=5", "checkpoint_every=3", "attention_maps_every=4"]

@@ -16,11 +16,11 @@ from training.translating import TINY, config
 from lockstep.configuration import TrainOptions, parse
 from lockstep.data.batching import collate
 from lockstep.data.tokenization import PAD
+from lockstep.errors import Interrupted
 from lockstep.experiment import build_data, build_model, build_module, train
 from lockstep.observe import scores
 from lockstep.observe.scores import Score, score
 from lockstep.runs import options_of_run
-from lockstep.training.errors import Interrupted
 from lockstep.translation import Translator
 
 OPTIONS = ["trainer.max_steps=70", "trainer.val_check_interval=10", "average_decay=0.8", "search.beam_size=3"]

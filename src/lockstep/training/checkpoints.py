@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
+from lockstep.errors import CheckpointError
 from lockstep.files import whole_file
-from lockstep.training.errors import CheckpointError
 
 FORMAT_VERSION = 3
 # Newest first; each is whole at any time, also while the next is being written.

@@ -18,8 +18,8 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lockstep.data.batching import Batch
 from lockstep.data.tokenization import BOS, EOS, PAD
+from lockstep.errors import NonFiniteError
 from lockstep.training.clipping import clip_global_norm
-from lockstep.training.errors import NonFiniteError
 from lockstep.training.loss import summed_loss, training_loss
 from lockstep.transformer import Transformer
 from lockstep.transformer.decoding import greedy, next_token

@@ -16,8 +16,8 @@ import lightning as L
 import numpy as np
 import torch
 
+from lockstep.errors import Interrupted
 from lockstep.training.checkpoints import BEST, FORMAT_VERSION, LAST, PREVIOUS, Checkpoint
-from lockstep.training.errors import Interrupted
 from lockstep.training.signals import Signals
 
 logger = logging.getLogger("lockstep")

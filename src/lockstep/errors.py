@@ -5,6 +5,10 @@ class CheckpointError(Exception):
     """A checkpoint that cannot be read or written; the message names the file."""
 
 
+class InputError(Exception):
+    """A corpus, a line or a tokenizer that cannot be used; the message names the file, and the line."""
+
+
 class NonFiniteError(Exception):
     """Training has gone wrong for good: a loss or a gradient that is not finite."""
 
