@@ -78,12 +78,20 @@ def _configuration(options: VerifyOptions, conf: Path) -> Path | None:
     if name is None:
         return None
     # A choice on the command line is to be read as a word.
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", name) or name.lower() in ("null", "true", "false", "inf", "nan"):
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", name) or name.lower() in (
+        "null",
+        "true",
+        "false",
+        "inf",
+        "nan",
+    ):
         raise ConfigurationError(f"option save={name} must be a name: a letter, then letters, digits, - and _")
     path = conf / "attention" / f"{name}.yaml"
     if os.path.lexists(path):
         if ADAPTED not in path.read_text(encoding="utf-8", errors="replace"):
-            raise ConfigurationError(f"option save={name}: {path} was not written by verify, and stays; take another name")
+            raise ConfigurationError(
+                f"option save={name}: {path} was not written by verify, and stays; take another name"
+            )
         if not options.overwrite:
             raise ConfigurationError(f"option save={name}: {path} exists; take another name, or say overwrite=true")
     _require_writable(path, "save")

@@ -33,7 +33,6 @@ from lockstep.equivalence.verdict import exit_status, judge
 from lockstep.files import write_whole
 from lockstep.runs import log_file, new_run_folder, tensorboard_command
 from lockstep.training.schedules import schedule
-from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import has_canonical_layout
 
 logger = logging.getLogger("lockstep")

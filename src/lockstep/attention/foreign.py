@@ -72,7 +72,9 @@ def load_class(target: str, folder: Path | None = None) -> type[nn.Module]:
     likely = [n for n in modules if "att" in n.lower() or "mha" in n.lower()] or modules
     problem = f"{name} in {place} is no torch.nn.Module" if found else f"{place} has no class {name!r}"
     hint = f": python scripts/verify.py {shlex.quote(f'target={place}:{likely[0]}')}" if likely else ""
-    raise NoSuchTarget(f"target={target}: {problem if name else 'name a class'}; it has {', '.join(likely) or 'none'}{hint}")
+    raise NoSuchTarget(
+        f"target={target}: {problem if name else 'name a class'}; it has {', '.join(likely) or 'none'}{hint}"
+    )
 
 
 @contextmanager
@@ -110,7 +112,9 @@ def portable(target: str, folder: Path) -> tuple[str, str | None]:
     place, name = _parts(target)
     if _is_file(place):
         path = _path(place, folder)
-        return (f"{path.relative_to(PROJECT)}:{name}", ".") if path.is_relative_to(PROJECT) else (f"{path}:{name}", None)
+        return (
+            (f"{path.relative_to(PROJECT)}:{name}", ".") if path.is_relative_to(PROJECT) else (f"{path}:{name}", None)
+        )
     top = place.partition(".")[0]
     spec = sys.modules[top].__spec__ if top in sys.modules else importlib.util.find_spec(top)
     if _home(spec) not in (None, folder):
@@ -154,7 +158,7 @@ def _home(spec: ModuleSpec | None) -> Path | None:
     if spec is None:
         return None
     place = next(iter(spec.submodule_search_locations or []), spec.origin if spec.has_location else None)
-    return place and Path(place).resolve().parent
+    return Path(place).resolve().parent if place else None
 
 
 def failure(error: BaseException) -> str:

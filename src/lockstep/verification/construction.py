@@ -191,7 +191,7 @@ def sizes_of(module: nn.Module, num_heads: int | None) -> Sizes:
 
 
 def _checked(d_model: int, num_heads: int) -> Sizes:
-    if not (0 < num_heads and 0 < d_model <= _WIDEST):
+    if not (num_heads > 0 and 0 < d_model <= _WIDEST):
         raise CannotTell(f"a width of {d_model} with {num_heads} heads: state sizes from 1 to {_WIDEST}")
     if d_model % num_heads:
         raise CannotTell(f"the width {d_model} is not divisible by {num_heads} heads; state both by arguments")
