@@ -31,12 +31,26 @@ def masks(B, H, T_q, T_k):
     padding[1, ..., T_k // 2 :] = T_k == 1
     per_head = torch.rand(B, H, T_q, T_k) > 0.5
     per_head[0, 0, 0] = False
-    return {"none": None, "padding": padding, "pairs": torch.rand(T_q, T_k) > 0.3, "per_head": per_head}
+    samples = torch.rand(B, T_q, T_k) > 0.4
+    samples[1, 0] = False
+    return {
+        "none": None,
+        "padding": padding,
+        "pairs": torch.rand(T_q, T_k) > 0.3,
+        "samples": samples,
+        "per_head": per_head,
+    }
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("D", "H"), [(12, 4), (5, 1), (3, 3)])
-@pytest.mark.parametrize(("T_q", "T_k"), [(3, 5), (4, 3), (1, 4), (5, 1), (3, 3)])
+# Every pair of lengths with and without biases, every size with at least three of them.
+@pytest.mark.parametrize(
+    ("D", "H", "T_q", "T_k", "bias"),
+    [
+        *[(12, 4, 3, 5, True), (12, 4, 4, 3, False), (12, 4, 1, 4, True), (12, 4, 5, 1, False)],
+        *[(5, 1, 3, 5, False), (5, 1, 5, 1, True), (5, 1, 3, 3, False)],
+        *[(3, 3, 4, 3, True), (3, 3, 1, 4, False), (3, 3, 3, 3, True)],
+    ],
+)
 def test_outputs_and_all_gradients_equal_the_formula_written_out(variant, D, H, T_q, T_k, bias):
     module = randomize(variant(D, H, bias=bias))
     weights = canonical(module)

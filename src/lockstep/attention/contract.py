@@ -66,7 +66,8 @@ class MultiHeadAttention(nn.Module, ABC):
             query: (B, T_q, D).
             key: (B, T_k, D).
             value: (B, T_k, D).
-            mask: boolean, broadcastable to (B, H, T_q, T_k), True = may attend. Never changed in place.
+            mask: boolean, True = may attend: broadcastable to (B, H, T_q, T_k), or (B, T_q, T_k), or (T_q, T_k);
+                never changed in place.
             is_causal: also hide later keys; aligned at the lower right corner when T_q differs from T_k.
 
         Returns:
