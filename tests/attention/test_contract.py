@@ -5,6 +5,8 @@ import torch
 from conftest import VARIANTS, make_variant
 from oracle import oracle
 
+from lockstep.attention.fused import FusedAttention
+
 EQUIVALENT = [name for name in VARIANTS if make_variant(name)(4, 2).canonical]
 
 
@@ -193,3 +195,11 @@ def test_refuses_sizes_that_do_not_fit(variant):
         variant(8, 2, dropout=1.0)
     with pytest.raises(ValueError, match=r"does not broadcast to \(B, H, T_q, T_k\) = \(2, 2, 3, 5\)"):
         variant(8, 2)(*inputs(2, 3, 5, 8, torch.float32), torch.ones(2, 5, dtype=torch.bool))
+
+
+def test_a_canonical_variant_without_a_layout_is_told_what_is_missing():
+    class Bare(FusedAttention):
+        layout = ()
+
+    with pytest.raises(ValueError, match=r"Bare.layout does not say where key.bias, .*value.weight lie"):
+        canonical(Bare(4, 2))
