@@ -1,9 +1,10 @@
 """Compare the variants' parameters and speed: ``python scripts/benchmark.py num_heads=32``."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.command_line import run
+from lockstep.command_line import Command, run
 
 
 def job(config: dict[str, Any]) -> int:
@@ -13,5 +14,7 @@ def job(config: dict[str, Any]) -> int:
     return 0
 
 
+COMMAND = Command(Path(__file__).resolve().parents[1] / "conf", "benchmark", job)
+
 if __name__ == "__main__":
-    run(Path(__file__).resolve().parents[1] / "conf", "benchmark", job)
+    sys.exit(run(COMMAND, sys.argv[1:]))

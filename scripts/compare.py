@@ -1,9 +1,10 @@
 """Train variants side by side and judge them: ``python scripts/compare.py``."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.command_line import run
+from lockstep.command_line import Command, run
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
@@ -14,5 +15,7 @@ def job(config: dict[str, Any]) -> int:
     return compare(config, CONF)
 
 
+COMMAND = Command(CONF, "compare", job, judges=True, paths=("output",))
+
 if __name__ == "__main__":
-    run(CONF, "compare", job)
+    sys.exit(run(COMMAND, sys.argv[1:]))

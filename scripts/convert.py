@@ -1,9 +1,10 @@
 """Convert a checkpoint to another attention: ``python scripts/convert.py checkpoint=A attention=per_head output=B``."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.command_line import run
+from lockstep.command_line import Command, run
 
 
 def job(config: dict[str, Any]) -> int:
@@ -13,5 +14,7 @@ def job(config: dict[str, Any]) -> int:
     return 0
 
 
+COMMAND = Command(Path(__file__).resolve().parents[1] / "conf", "convert", job, paths=("checkpoint", "output"))
+
 if __name__ == "__main__":
-    run(Path(__file__).resolve().parents[1] / "conf", "convert", job)
+    sys.exit(run(COMMAND, sys.argv[1:]))

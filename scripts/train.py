@@ -1,9 +1,10 @@
 """Train one variant: ``python scripts/train.py attention=fused``."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.command_line import run
+from lockstep.command_line import Command, run
 
 
 def job(config: dict[str, Any]) -> dict[str, Any]:
@@ -12,5 +13,8 @@ def job(config: dict[str, Any]) -> dict[str, Any]:
     return train(config)
 
 
+CONF = Path(__file__).resolve().parents[1] / "conf"
+COMMAND = Command(CONF, "train", job, sweeps=True, paths=("resume", "output", "data.path"))
+
 if __name__ == "__main__":
-    run(Path(__file__).resolve().parents[1] / "conf", "train", job, sweeps=True)
+    sys.exit(run(COMMAND, sys.argv[1:]))

@@ -1,9 +1,10 @@
 """Translate lines: ``python scripts/translate.py checkpoint=outputs/RUN < source.txt > target.txt``."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.command_line import run
+from lockstep.command_line import Command, run
 
 
 def job(config: dict[str, Any]) -> int:
@@ -13,5 +14,8 @@ def job(config: dict[str, Any]) -> int:
     return 0
 
 
+CONF = Path(__file__).resolve().parents[1] / "conf"
+COMMAND = Command(CONF, "translate", job, log="stderr", paths=("checkpoint", "picture"))
+
 if __name__ == "__main__":
-    run(Path(__file__).resolve().parents[1] / "conf", "translate", job, log="stderr")
+    sys.exit(run(COMMAND, sys.argv[1:]))

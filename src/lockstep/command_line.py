@@ -1,197 +1,226 @@
-"""The entry of every script: Hydra composes the configuration, mistakes become one line, exit statuses are kept."""
+"""The entry of every script: signals, mistakes in one line, exit statuses.
+
+Imports nothing that takes time, so that signals are heard while all the rest is imported.
+"""
 
 import logging
-import os
 import re
 import signal
-import sys
+import sysconfig
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from lockstep.errors import CheckpointError, ConfigurationError, InputError, Interrupted, NonFiniteError
+from lockstep.terminal import Stream, TerminalHandler, hang_up, say
 
-from lockstep.errors import CheckpointError, Interrupted, NonFiniteError
+if TYPE_CHECKING:
+    from lockstep.composition import Composer
 
-if TYPE_CHECKING:  # what takes seconds to import is imported where it is needed
-    from lockstep.sweep import Sweep
-
-FAILURE, USAGE_ERROR = 1, 2
+# Verdicts are 0, 1 and 2; the others as sysexits.h has them.
+COULD_NOT_TELL = 2
+REFUSED, UNUSABLE, BUG, FILE = 64, 65, 70, 74
 Job = Callable[[dict[str, Any]], int | Mapping[str, Any]]
 
 
-def run(
-    config_path: Path, config_name: str, job: Job, *, sweeps: bool = False, log: Literal["stdout", "stderr"] = "stdout"
-) -> NoReturn:
-    """Compose ``config_name`` from the command line, call the job with plain values, and exit with its status.
-
-    Hydra's own printing of errors is replaced: it shows a stack, or advises ``+key=``, which hides typing errors.
-    A run ended by Ctrl-C exits with 130, by SIGTERM with 143.
+@dataclass(frozen=True)
+class Command:
+    """A script's command.
 
     Args:
-        config_path: the folder of configurations.
-        config_name: the one to compose.
-        job: returns an exit status, or a run's metrics.
+        folder: of configurations.
+        name: of the configuration, and of the script.
+        job: what it does with plain values; returns an exit status, or a run's metrics.
         sweeps: with ``-m``, each job's ``output`` is the sweep's folder and its ``name`` tells the swept options, the
             metrics make a table, and a job that fails leaves the others to run.
+        judges: its exit status is a verdict, and code of the user that fails cannot be judged.
         log: where the log goes; not to standard output where that holds the job's results.
+        open_nodes: see :class:`lockstep.composition.Composer`.
+        paths: likewise.
     """
-    from lockstep.configuration import ConfigurationError
 
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, so that it is printed here
-    sys.path.insert(0, os.getcwd())  # a class in a file beside the user is found
-    logging.getLogger("lockstep").addHandler(_TerminalHandler(log))
-    status = 0
-    sweep: Sweep | None = None
+    folder: Path
+    name: str
+    job: Job
+    sweeps: bool = False
+    judges: bool = False
+    log: Stream = "stdout"
+    open_nodes: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
 
-    def attempt(values: dict[str, Any]) -> int | Mapping[str, Any] | str:
-        """The job's result, or a sentence on what went wrong."""
-        nonlocal status
-        try:
-            return job(values)
-        except ConfigurationError as error:
-            status, message = USAGE_ERROR, str(error)
-        except (CheckpointError, NonFiniteError, OSError) as error:
-            status, message = FAILURE, str(error)
-        except Exception as error:
-            if sweep is None:
-                raise
-            traceback.print_exc()
-            status, message = FAILURE, f"{type(error).__name__}: {error}"
-        print(f"error: {message}", file=sys.stderr)
-        return message
 
-    @hydra.main(version_base="1.3", config_path=str(config_path), config_name=config_name)
-    def composed(config: DictConfig) -> None:
-        nonlocal status, sweep
-        try:
-            values = _plain(config)
-        except OmegaConfBaseException as error:
-            _refuse(_in_one_line(error, config_path, config_name))
-        told = OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task))
-        choices: dict[str, str] = {}
-        if isinstance(values.get("resume"), str):
-            from lockstep.runs import options_of_run
+def run(command: Command, words: Sequence[str]) -> int:
+    """Do what the words of a command line say, print what goes wrong in one line, and return the exit status.
 
-            try:
-                values = options_of_run(values, [override.key_or_group for override in told])
-            except CheckpointError as error:
-                _refuse(str(error), FAILURE)
-        if sweeps and HydraConfig.get().mode == RunMode.MULTIRUN:
-            from lockstep.sweep import Sweep
-
-            sweep = sweep or Sweep(Path(HydraConfig.get().sweep.dir))
-            choices = {
-                o.key_or_group: (o.input_line or "").partition("=")[2] for o in told if o.key_or_group in _swept()
-            }
-            values |= {"output": str(sweep.folder), "name": _job_name(HydraConfig.get().job.num, choices)}
-        outcome = attempt(values)
-        if isinstance(outcome, int):
-            status = max(status, outcome)
-        elif sweep is not None:
-            sweep.add(choices, outcome)
-
+    0, 1 and 2 are verdicts, and 0 success; 64 a refused option, 65 unusable input, 70 a bug, 74 a file that cannot be
+    read or written, 130 and 143 the end by SIGINT and SIGTERM.
+    """
+    handler = TerminalHandler(command.log)
+    logging.getLogger("lockstep").addHandler(handler)
+    received: list[int] = []
     try:
-        _check_choices(config_path)
-        composed()
-    except Interrupted as interrupted:
-        status = 128 + interrupted.signum
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        status = 128 + signal.SIGINT
-    except (HydraException, OmegaConfBaseException) as error:
-        _refuse(_in_one_line(error, config_path, config_name))
-    if sweep is not None:
+        with _interruptible(received):
+            return _run(command, words)
+    except BaseException as error:
+        # What a library makes of an exception in the middle of its import is anybody's guess.
+        stopped = Interrupted(received[0]) if received and not isinstance(error, Interrupted) else error
+        status, sentence = _ending(stopped, command)
+        _complain(sentence)
+        return status
+    finally:
+        logging.getLogger("lockstep").removeHandler(handler)
+
+
+@contextmanager
+def _interruptible(received: list[int]) -> Iterator[None]:
+    """SIGINT and SIGTERM raise, until something with more to lose listens itself."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        raise Interrupted(signum)
+
+    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _run(command: Command, words: Sequence[str]) -> int:
+    from lockstep.composition import Composer
+
+    composer = Composer(command.folder, command.name, command.open_nodes, command.paths)
+    flags, words = _flags(command, words)
+    if "--help" in flags:
+        say(_help(command, composer))
+        return 0
+    if "--cfg" in flags:
+        say(composer.text(words).rstrip())
+        return 0
+    sweeping = "--multirun" in flags
+    jobs = composer.jobs(words, sweeping)
+    if not sweeping:
+        outcome = command.job(_of_run(jobs[0].values, jobs[0].told))
+        return outcome if isinstance(outcome, int) else 0
+    from lockstep.sweep import Sweep
+
+    sweep = Sweep.begin(Path(jobs[0].values["output"]))
+    statuses = [0]
+    try:
+        for number, job in enumerate(jobs):
+            try:
+                values = _of_run(job.values, job.told)
+                named = {"output": str(sweep.folder), "name": _job_name(number, job.choices)}
+                outcome = command.job({**values, **named})
+                assert isinstance(outcome, Mapping)
+                sweep.add(job.choices, outcome)
+            except BaseException as error:
+                status, sentence = _ending(error, command)
+                sweep.add(job.choices, sentence)
+                if not isinstance(error, Exception):
+                    raise
+                _complain(sentence)
+                statuses.append(status)
+    finally:
         sweep.report()
-    sys.exit(status)
+    return max(statuses)
 
 
-def _plain(config: DictConfig) -> dict[str, Any]:
-    values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+def _flags(command: Command, words: Sequence[str]) -> tuple[set[str], list[str]]:
+    """Flags by their long names, and the other words.
+
+    Raises:
+        ConfigurationError: a flag that does not exist, or not here.
+    """
+    names = {"-h": "--help", "-c": "--cfg", "-m": "--multirun"}
+    flags, others = set(), []
+    remaining = iter(words)
+    for word in remaining:
+        flag, equals, value = word.partition("=")
+        flag = names.get(flag, flag)
+        if not word.startswith("-"):
+            others.append(word)
+            continue
+        if flag not in names.values() or (equals and flag != "--cfg"):
+            raise ConfigurationError(f"there is no flag {word}; there are --help, --cfg job and -m")
+        if flag == "--cfg" and (value if equals else next(remaining, None)) != "job":
+            raise ConfigurationError(f"{flag} is written --cfg job, and shows the configuration")
+        if flag == "--multirun" and not command.sweeps:
+            raise ConfigurationError(
+                f"{command.name} runs once: {word} is for scripts/train.py, and sweeps over options"
+            )
+        flags.add(flag)
+    for first, second in pairwise(others):
+        if re.fullmatch(r"[\w.]+", first) and "=" not in second:
+            raise ConfigurationError(f"{first} {second}: the = is missing; write {first}={second}")
+    return flags, others
+
+
+def _help(command: Command, composer: "Composer") -> str:
+    sweeps = "\n-m, first, runs every combination of options with several values: seed=0,1" if command.sweeps else ""
+    return (
+        f"python scripts/{command.name}.py option=value ...\n\n{composer.help()}\n{sweeps}\n"
+        f"--cfg job shows the configuration that the other words make, and runs nothing.\n"
+        "Exit status: 0 done, 64 a refused option, 65 unusable input, 70 a bug, 74 a file that cannot be read or "
+        f"written, 130 and 143 stopped{'; 0, 1, 2 are verdicts' if command.judges else ''}."
+    )
+
+
+def _of_run(values: dict[str, Any], told: Sequence[str]) -> dict[str, Any]:
+    """The options of the run that is gone on with, where one is."""
+    if not isinstance(values.get("resume"), str):
+        return values
+    from lockstep.runs import options_of_run
+
+    return options_of_run(values, told)
 
 
 def _job_name(number: int, choices: Mapping[str, str]) -> str:
     """A folder's name for one job of a sweep, such as ``0-attention-per_head-seed-1``."""
     words = [str(number), *(f"{option}-{value}" for option, value in choices.items())]
-    return re.sub(r"[^\w.]+", "-", "-".join(words)).strip("-")
+    return re.sub(r"[^\w.]+", "-", "-".join(words)).strip("-")[:100]
 
 
-def _swept() -> set[str]:
-    """Options that the command line gives several values."""
-    overrides = OverridesParser.create().parse_overrides([argument for argument in sys.argv[1:] if "=" in argument])
-    return {override.key_or_group for override in overrides if override.is_sweep_override()}
+def _ending(error: BaseException, command: Command) -> tuple[int, str]:
+    """Exit status and sentence for what ended a job; the traceback of a bug is printed."""
+    said = str(error).strip() or type(error).__name__
+    if isinstance(error, Interrupted):
+        kept = f": {error}" if str(error) else ""
+        return 128 + error.signum, f"stopped by {signal.Signals(error.signum).name}{kept}"
+    if isinstance(error, ConfigurationError):
+        return REFUSED, said
+    if isinstance(error, CheckpointError | InputError | NonFiniteError):
+        return UNUSABLE, said
+    if place := _users_code(error, command):
+        return COULD_NOT_TELL if command.judges else UNUSABLE, f"{place}: {type(error).__name__}: {said}"
+    if isinstance(error, BrokenPipeError):
+        hang_up("stdout")
+        return FILE, "standard output was closed"
+    if isinstance(error, OSError):
+        return FILE, f"{error.filename}: {error.strerror}" if error.filename and error.strerror else said
+    if isinstance(error, MemoryError) or re.search("alloc.*memory|out of memory|Storage size calculation", said):
+        return UNUSABLE, f"more memory is asked for than there is: {said.splitlines()[0]}"
+    traceback.print_exception(error)
+    return BUG, f"{type(error).__name__}: this is a bug of Lockstep's; please report it, with the lines above"
 
 
-def _refuse(message: str, status: int = USAGE_ERROR) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(status)
+def _users_code(error: BaseException, command: Command) -> str | None:
+    """File and line in code that is neither this project's nor a library's, where the error came through such code."""
+    libraries = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+    own = [str(Path(__file__).parent), command.job.__code__.co_filename]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        ours = any(path.is_relative_to(place) for place in (*libraries, *own))
+        if not ours and path.is_file() and not {"site-packages", "dist-packages"} & set(path.parts):
+            return f"{frame.filename}:{frame.lineno}"
+    return None
 
 
-def _check_choices(config_path: Path) -> None:
-    """Refuse a choice that is not a name, at which Hydra only raises a ValueError."""
-    from lockstep.configuration import nearest
-
-    for argument in sys.argv[1:]:
-        group, _, choice = argument.partition("=")
-        if (config_path / group).is_dir() and re.fullmatch(r"[\d.]+|true|false", choice):
-            options = sorted(path.stem for path in (config_path / group).glob("*.yaml"))
-            _refuse(f"{argument} does not exist{nearest(choice, options, f'{group}=')}")
-
-
-def _in_one_line(error: Exception, config_path: Path, config_name: str) -> str:
-    from lockstep.configuration import as_argument, nearest
-
-    key = getattr(error.__cause__ or error, "full_key", None)
-    if isinstance(error, MissingConfigException) and error.options:
-        group, _, choice = str(error.missing_cfg_file).partition("/")
-        return f"{group}={choice} does not exist{nearest(choice, error.options, f'{group}=')}"
-    first_line = str(error).strip().splitlines()[0]
-    if isinstance(error, OverrideParseException):
-        option, _, value = error.override.partition("=")
-        return f"argument {error.override} needs quotes, for Hydra and for the shell: {as_argument(option, value)}"
-    if isinstance(error, MissingMandatoryValue):
-        return f"option {key} is missing; write {key}=..."
-    if "Ambiguous value for argument" in first_line:
-        return f"{first_line}: several values take -m, which runs each"
-    if isinstance(error, ConfigCompositionException) and key and "Could not override" in first_line:
-        return f"unknown option {key}{nearest(key, _known_options(config_path, config_name))}"
-    return first_line
-
-
-def _known_options(config_path: Path, config_name: str) -> list[str]:
-    """Dotted names of all options under the groups chosen on the command line."""
-    parser = OverridesParser.create()
-    chosen = [a for a in sys.argv[1:] if "=" in a and (config_path / a.partition("=")[0]).is_dir()]
-    chosen = [o.input_line or "" for o in parser.parse_overrides(chosen) if not o.is_sweep_override()]
-    with hydra.initialize_config_dir(str(config_path), version_base="1.3"):
-        config = hydra.compose(config_name, chosen)
-    return list(_dotted(OmegaConf.to_container(config, resolve=False)))
-
-
-def _dotted(node: Any, prefix: str = "") -> list[str]:
-    if not isinstance(node, dict):
-        return []
-    names = []
-    for key, value in node.items():
-        names += [f"{prefix}{key}", *_dotted(value, f"{prefix}{key}.")]
-    return names
-
-
-class _TerminalHandler(logging.Handler):
-    """Prints to whatever the stream is at the time: a progress bar puts itself in its place."""
-
-    def __init__(self, stream: str) -> None:
-        super().__init__()
-        self._stream = stream
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=getattr(sys, self._stream), flush=True)
+def _complain(sentence: str) -> None:
+    say("error: " + sentence.replace("\n", "\\n"), "stderr")

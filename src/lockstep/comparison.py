@@ -33,8 +33,7 @@ from lockstep.equivalence.verdict import exit_status, judge
 from lockstep.files import write_whole
 from lockstep.runs import log_file, new_run_folder, tensorboard_command
 from lockstep.training.schedules import schedule
-from lockstep.transformer import Transformer
-from lockstep.transformer.canonical import from_canonical, has_canonical_layout, to_canonical
+from lockstep.transformer.canonical import has_canonical_layout
 
 logger = logging.getLogger("lockstep")
 
@@ -99,29 +98,18 @@ def _variant(config: Node, entry: Any, conf: Path, data: DataModule) -> Variant:
         learner = make_learner(**check_arguments(make_learner, node["learner"], "learner."))
     cls = experiment.locate(attention, "attention")
 
+    experiment.try_attention(options)
     sizes = options.model
     dry = replace(options, model=replace(sizes, dropout=0.0, attention_dropout=0.0))
     try:
         models = [experiment.build_model(o, data) for o in (options, dry)]
     except ValueError as error:
         raise ConfigurationError(f"model: {error}") from error
-    _must_convert(models[0], name)
     assert isinstance(cls, type)
     arguments = {key: value for key, value in attention.items() if key != "_target_"}
     made_of = (identity(cls, arguments), identity(type(learner), vars(learner)))
     # Copying is faster than building, and draws nothing.
     return Variant(name, partial(deepcopy, models[0]), partial(deepcopy, models[1]), learner, made_of)
-
-
-def _must_convert(model: Transformer, name: str) -> None:
-    """Refuse a layout that says it is canonical and is not: every later comparison would be of other weights."""
-    stored = dict(model.named_parameters())
-    if not has_canonical_layout(model):
-        return
-    returned = from_canonical(model, to_canonical(model, stored))
-    for key, parameter in stored.items():
-        if key not in returned or not torch.equal(returned[key], parameter):
-            raise ConfigurationError(f"{name}: {key} does not come back from the canonical layout as it was")
 
 
 def build_variants(config: Node, options: CompareOptions, conf: Path, data: DataModule) -> list[Variant]:

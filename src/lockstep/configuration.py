@@ -4,11 +4,8 @@ Numbers and choices are in ``conf/``; here are only names, types and ranges. Pyd
 """
 
 import dataclasses
-import difflib
 import inspect
-import re
-import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -16,6 +13,10 @@ from annotated_types import Ge, Gt, Lt
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from lockstep.attention import Arithmetic
+from lockstep.errors import ConfigurationError as ConfigurationError
+from lockstep.hints import as_argument as as_argument
+from lockstep.hints import meant
+from lockstep.hints import nearest as nearest
 from lockstep.training.schedules import ScheduleName
 from lockstep.transformer.layers import Activation, Norm
 from lockstep.transformer.model import TiedEmbeddings
@@ -26,10 +27,6 @@ Count = Annotated[int, Ge(0)]
 Probability = Annotated[float, Ge(0), Lt(1)]
 Node = Mapping[str, Any]
 T = TypeVar("T")
-
-
-class ConfigurationError(Exception):
-    """A configuration that cannot be run; the message is one line that names the option."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,9 @@ def check_arguments(target: Callable[..., Any], node: Node, path: str, positiona
     values = {key: value for key, value in node.items() if key != "_target_"}
     for key in values:
         if key not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            raise ConfigurationError(f"unknown option {path}{key}{nearest(key, known, path)}")
+            raise ConfigurationError(
+                f"unknown option {path}{key}{meant(f'{path}{key}', [f'{path}{name}' for name in known])}"
+            )
     for key, parameter in known.items():
         if key not in values and parameter.default is parameter.empty:
             raise ConfigurationError(f"option {path}{key} is missing")
@@ -183,20 +182,3 @@ def _mapping(value: Any, name: str) -> Node:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"option {name} holds options of its own, it cannot be {value!r}")
     return value
-
-
-def as_argument(key: str, value: str) -> str:
-    """``key=value`` as it can be typed: quoted for Hydra's grammar and for the shell, where these ask for it."""
-    if not re.fullmatch(r"[\w./+:@%-]+", value, re.ASCII):
-        escaped = value.replace('"', '\\"')
-        value = f'"{escaped}"'
-    return shlex.quote(f"{key}={value}") if shlex.quote(value) != value else f"{key}={value}"
-
-
-def nearest(key: str, known: Iterable[str], path: str = "") -> str:
-    """A hint at the known option most like ``key``, or the list of all where none is like it."""
-    names = list(known)
-    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {path}{close[0]}?"
-    return f"; there are {', '.join(path + name for name in names)}" if names else ""

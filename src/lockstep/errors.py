@@ -1,4 +1,8 @@
-"""How a run can end early; each message is one line for the user. Imports nothing: every script knows these."""
+"""How a command can end early; each message is one line for the user. Imports nothing: every script knows these."""
+
+
+class ConfigurationError(Exception):
+    """A configuration that cannot be run; the message is one line that names the option."""
 
 
 class CheckpointError(Exception):
@@ -14,13 +18,13 @@ class NonFiniteError(Exception):
 
 
 class Interrupted(BaseException):
-    """The run was asked to stop, and has; not an ``Exception``, so that a sweep stops with it.
+    """The command was asked to stop, and has; not an ``Exception``, so that a sweep stops with it.
 
     Args:
         signum: of the signal.
-        message: what was kept.
+        message: what was kept; empty where there was nothing to keep.
     """
 
-    def __init__(self, signum: int, message: str) -> None:
+    def __init__(self, signum: int, message: str = "") -> None:
         super().__init__(message)
         self.signum = signum

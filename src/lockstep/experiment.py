@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from lockstep.allocation import keep_freed_memory
 from lockstep.attention import MultiHeadAttention
+from lockstep.attention.trial import ContractError, try_out
 from lockstep.configuration import (
     ConfigurationError,
     ConvertOptions,
@@ -97,6 +98,21 @@ def attention_factory(options: TrainOptions) -> Callable[[], MultiHeadAttention]
         cls, {**options.attention, "bias": model.bias, "dropout": model.attention_dropout}, "attention.", positional=2
     )
     return lambda: cls(model.d_model, model.num_heads, **arguments)
+
+
+def try_attention(options: TrainOptions) -> None:
+    """Refuse, before any work, an attention that no model can be made of.
+
+    Raises:
+        ConfigurationError: what it does or refuses, in one line.
+    """
+    try:
+        try_out(attention_factory(options))
+    except ContractError as error:
+        name = options.attention.get("target", options.attention["_target_"])
+        raise ConfigurationError(f"option attention: {name} cannot serve: {error}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"model: {error}") from error
 
 
 def build_data(options: TrainOptions) -> DataModule:
@@ -188,10 +204,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         logger.info("already complete: %s, step %d of %d", shown(resumed.path), resumed.step, options.trainer.max_steps)
         return complete
 
-    try:
-        attention_factory(options)()
-    except ValueError as error:
-        raise ConfigurationError(f"model: {error}") from error
+    try_attention(options)
     data = build_data(options)
     module = build_module(options, build_model(options, data), data.natural_language)
     checkpoint = None if resumed is None else _continued(resumed, config, data)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from lockstep.files import write_whole
-from lockstep.runs import shown
+from lockstep.runs import new_run_folder, shown
+from lockstep.terminal import cell, console, say
 
 # Metrics by the heads of their columns; a task has the first or the second.
 COLUMNS = {
@@ -43,8 +43,17 @@ class Sweep:
         """How many jobs went wrong."""
         return sum(isinstance(outcome, str) for _, outcome in self._rows)
 
+    @classmethod
+    def begin(cls, output: Path) -> "Sweep":
+        """Make a folder for a sweep.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        return cls(new_run_folder(output, "sweep"))
+
     def report(self) -> None:
-        """Print the table, the best BLEU or exact match first, and write it to ``results.csv``."""
+        """Write the table, the best BLEU or exact match first, to ``results.csv``, and print it."""
         options = list(dict.fromkeys(option for choices, _ in self._rows for option in choices))
         results = [outcome for _, outcome in self._rows if not isinstance(outcome, str)]
         columns = [head for head, (name, _) in COLUMNS.items() if any(name in outcome for outcome in results)]
@@ -53,15 +62,16 @@ class Sweep:
             [*(choices.get(option, "") for option in options), *_cells(outcome, columns)]
             for choices, outcome in sorted(self._rows, key=lambda row: _rank(row[1]))
         ]
-        table = Table(*header)
-        for row in rows:
-            table.add_row(*row)
-        console = Console()
-        console.print(table)
         text = io.StringIO()
         csv.writer(text).writerows([header, *rows])
         write_whole(self.folder / "results.csv", text.getvalue())
-        console.print(f"{len(rows)} jobs, {self.failed} failed: {shown(self.folder / 'results.csv')}", soft_wrap=True)
+        table = Table()
+        for head in header:
+            table.add_column(cell(head))
+        for row in rows:
+            table.add_row(*map(cell, row))
+        console().print(table)
+        say(f"{len(rows)} jobs, {self.failed} failed: {shown(self.folder / 'results.csv')}")
 
 
 def _rank(outcome: Mapping[str, Any] | str) -> tuple[bool, float, float]:

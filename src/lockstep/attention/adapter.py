@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lockstep.attention import reference
 from lockstep.attention.contract import MultiHeadAttention, Tensors
 from lockstep.attention.conventions import Conventions, MaskForm
-from lockstep.attention.foreign import load_class, resolve
+from lockstep.attention.foreign import PROJECT, importable, load_class, resolve
 from lockstep.attention.layout import Layout
 from lockstep.attention.masks import merge_masks
 
@@ -27,12 +27,14 @@ class ForeignAttention(MultiHeadAttention):
     At construction it is compared with the reference once, since it was verified at other sizes.
 
     Args:
-        target: ``file.py:Class`` (from the working directory) or an importable path.
+        target: ``file.py:Class`` or an importable path (see :func:`~lockstep.attention.foreign.load_class`).
         arguments: its constructor arguments, the words d_model, num_heads, head_dim, bias and dropout among them.
         conventions: the fields of :class:`~lockstep.attention.conventions.Conventions`.
         mapping: the fields of a :class:`~lockstep.attention.layout.Layout` for each of its parameters.
+        folder: from which the target is named: absolute, or relative to this project; None is the working directory.
 
     Raises:
+        InputError: its file is not there any more, or cannot be imported.
         ValueError: the class is not there, or cannot have these sizes, biases or this dropout.
     """
 
@@ -49,6 +51,7 @@ class ForeignAttention(MultiHeadAttention):
         arguments: Mapping[str, Any],
         conventions: Mapping[str, Any],
         mapping: Sequence[Mapping[str, Any]],
+        folder: str | None = None,
     ) -> None:
         super().__init__(d_model, num_heads, bias=bias, dropout=dropout)
         self.target = target
@@ -60,11 +63,17 @@ class ForeignAttention(MultiHeadAttention):
             "bias": bias,
             "dropout": dropout,
         }
-        self.attention: nn.Module = load_class(target)(**resolve(arguments, words))
+        start = None if folder is None else PROJECT / folder
+        with importable(target, start):
+            self.attention = load_class(target, start)(**resolve(arguments, words))
+            self._adapt(arguments, mapping)
+
+    def _adapt(self, arguments: Mapping[str, Any], mapping: Sequence[Mapping[str, Any]]) -> None:
+        """Give the class the dropout and the biases that are asked for, and see that it is what was verified."""
         if "dropout" not in str(arguments):
-            self._set_dropout(dropout)
+            self._set_dropout(self.dropout)
         if any(nn.parameter.is_lazy(parameter) for parameter in self.attention.parameters()):
-            x = torch.zeros(1, 1, d_model)
+            x = torch.zeros(1, 1, self.d_model)
             self._call(x, x, x, ())  # makes the parameters
         layouts = [
             Layout(**{**layout, "roles": tuple(layout["roles"]), "heads": tuple(layout["heads"])}) for layout in mapping

@@ -13,6 +13,7 @@ from torch import Tensor
 from lockstep.equivalence.resync import measure, norms, summary
 from lockstep.equivalence.step import Conditions, Weights, bits_equal, lay, take_step
 from lockstep.equivalence.variant import Variant, is_key_bias
+from lockstep.training import clipping
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import canonical_weights, from_canonical, has_canonical_layout, to_canonical
 from lockstep.transformer.initialization import stream
@@ -100,6 +101,8 @@ def _with_weights(variant: Variant, at: Conditions) -> Transformer:
 def _give(model: Transformer, gradients: Mapping[str, Tensor]) -> None:
     named = from_canonical(model, gradients)
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         parameter.grad = named[name].reshape(parameter.shape).clone(memory_format=torch.contiguous_format)
 
 
@@ -109,7 +112,7 @@ def _clipped(variant: Variant, gradients: Mapping[str, Tensor], at: Conditions) 
     _give(model, gradients)
     norm = float(torch.stack([g.norm() for g in gradients.values()]).norm())
     variant.learner.clip(model, norm / 10)
-    return to_canonical(model, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    return to_canonical(model, clipping.gradients(model))
 
 
 def _updated(variant: Variant, gradients: list[dict[str, Tensor]], at: Conditions) -> Weights:

@@ -14,6 +14,7 @@ from lockstep.attention import MultiHeadAttention
 from lockstep.data.batching import Batch
 from lockstep.data.tokenization import PAD
 from lockstep.equivalence.variant import ParameterGroup, Variant
+from lockstep.training import clipping
 from lockstep.training.loss import training_loss
 from lockstep.training.optimizer_state import CanonicalState, load_canonical_state
 from lockstep.transformer import Transformer
@@ -98,7 +99,7 @@ def take_step(variant: Variant, weights: Weights, at: Conditions) -> Step:
     torch.manual_seed(at.seed)
     loss = batch_loss(model, at.batch, at.label_smoothing)
     loss.backward()  # type: ignore[no-untyped-call]
-    gradients = to_canonical(model, {name: _gradient(p) for name, p in model.named_parameters()})
+    gradients = to_canonical(model, {name: g.clone() for name, g in clipping.gradients(model).items()})
     updates: Weights = {}
     if at.state is not None and has_canonical_layout(model):
         if at.clip is not None:
@@ -109,10 +110,6 @@ def take_step(variant: Variant, weights: Weights, at: Conditions) -> Step:
         after = canonical_weights(model)
         updates = {name: after[name] - before[name] for name in after}
     return Step(loss.detach(), gradients, updates)
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
 
 
 def scheduled(optimizer: Optimizer, factor: float) -> Optimizer:

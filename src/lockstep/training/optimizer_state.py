@@ -46,6 +46,14 @@ def to_canonical_state(model: nn.Module, entries: Mapping[str, Mapping[str, Any]
             kind = stored.moments if tensor.shape == parameter.shape else stored.numbers
             kind.setdefault(key, {})[name] = tensor.expand(parameter.shape)
 
+    # What is frozen has no state. It gets what it would have, had its gradient been zero in every step.
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    for tensors in stored.moments.values():
+        tensors |= {name: torch.zeros_like(p) for name, p in frozen.items() if name not in tensors}
+    for tensors in stored.numbers.values():
+        number = next(iter(tensors.values())).flatten()[0]
+        tensors |= {name: number.expand(p.shape) for name, p in frozen.items() if name not in tensors}
+
     def convert(kind: ByName) -> ByName:
         try:
             return {key: to_canonical(model, tensors) for key, tensors in kind.items()}

@@ -3,12 +3,14 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.attention.conventions import MASK_SHAPES, Conventions, MaskForm
+from lockstep.attention.contract import INPUT_ROLES
+from lockstep.attention.conventions import MASK_SHAPES, MEANINGS, Conventions, MaskForm
 from lockstep.verification.construction import Sizes, signature
 from lockstep.verification.user_code import CannotTell, UserCodeError, user_code
 
@@ -23,6 +25,30 @@ _CONTEXT = {"context", "memory", "encoder_hidden_states", "y", "enc", "kv", "sou
 CAUSAL_ARGUMENTS = {"is_causal", "causal", "use_causal_mask", "use_causal", "apply_causal_mask", "masked"}
 OPTIONS = ("inputs", "layout", "mask", "mask_shape", "num_heads")
 """What ``conventions`` may state."""
+
+
+class NoSuchOption(ValueError):
+    """A convention that does not exist, or cannot have this value."""
+
+
+def check_stated(stated: Mapping[str, Any]) -> None:
+    """Refuse what ``conventions`` cannot be."""
+    choices = {"mask": MEANINGS, "mask_shape": MASK_SHAPES, "layout": ("batch_first", "time_first")}
+    roles = stated.get("inputs", {"x": "query"})
+    named = list(roles.values()) if isinstance(roles, Mapping) else []
+    if "query" not in named or any(role not in INPUT_ROLES for role in named):
+        raise NoSuchOption(f"conventions.inputs={roles} must say {{NAME: query}}, and which are key and value")
+    heads = stated.get("num_heads", 1)
+    if not isinstance(heads, int) or heads < 1:
+        raise NoSuchOption(f"conventions.num_heads={heads} must be a number of heads")
+    for kind, value, known in (
+        *(("conventions", name, OPTIONS) for name in stated),
+        *((f"conventions.{name}", stated[name], known) for name, known in choices.items() if name in stated),
+    ):
+        if value not in known:
+            nearest = get_close_matches(str(value), known, 1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"it is one of {', '.join(known)}"
+            raise NoSuchOption(f"{kind} has no {value!r}; {hint}")
 
 
 def _role(name: str) -> str | None:
@@ -142,8 +168,6 @@ def find_call(module: nn.Module, sizes: Sizes, stated: Mapping[str, Any]) -> tup
         raise UserCodeError(f"{failure}{hint if 'shape' in str(failure) else ''}", failure.trace)
     conventions = replace(conventions, output=_output_index(out, (B, T, D)))
     layout = stated.get("layout")
-    if layout not in (None, "batch_first", "time_first"):
-        raise CannotTell(f"conventions.layout={layout!r}: batch_first or time_first")
     time_first = (
         layout == "time_first" if layout else _mixes_first_axis(module, sizes, conventions, (finite or working)[0])
     )

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.attention.conventions import Conventions
+from lockstep.attention.foreign import portable
 from lockstep.attention.layout import Layout
 from lockstep.files import write_whole
 from lockstep.verification.checks import Check
 
+ADAPTED = "_target_: lockstep.attention.adapter.ForeignAttention"
+"""What tells a configuration that was written here."""
 EXIT_STATUS = {"equivalent": 0, "different": 1, "could not tell": 2}
 
 
@@ -38,6 +41,7 @@ class Certificate:
         checks: the judged checks and the reported figures.
         mutants: fault -> "caught by ...", "not applicable" or "NOT CAUGHT".
         seconds: how long it took.
+        folder: the working directory, from which a relative target starts.
     """
 
     target: str
@@ -50,6 +54,7 @@ class Certificate:
     checks: list[Check] = field(default_factory=list)
     mutants: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    folder: str = ""
 
     @property
     def exit_status(self) -> int:
@@ -85,10 +90,12 @@ class Certificate:
         """
         if self.verdict != "equivalent" or self.conventions is None:
             raise ValueError(f"only an equivalent class is saved; the verdict on {self.target} is: {self.verdict}")
+        target, folder = portable(self.target, Path(self.folder))
         lines = [
             "# Written by scripts/verify.py: how the class is constructed and called, and where it keeps its weights.",
-            "_target_: lockstep.attention.adapter.ForeignAttention",
-            f"target: {json.dumps(self.target)}",
+            ADAPTED,
+            f"target: {_quoted(target)}",
+            *([] if folder is None else [f"folder: {_quoted(folder)}  # within this project, or absolute"]),
             f"arguments: {json.dumps(self.arguments)}",
             "conventions:",
             *(f"  {name}: {json.dumps(value)}" for name, value in asdict(self.conventions).items()),
@@ -124,6 +131,11 @@ class Certificate:
             lines += [f"    {name}: {o}" for name, o in self.mutants.items() if o.startswith("NOT")]
         lines += ["", f"  The code of {self.target} ran in this process: this is no sandbox."]
         return "\n".join(lines) + "\n"
+
+
+def _quoted(path: str) -> str:
+    """For YAML, and for OmegaConf, to which ${ is a reference."""
+    return json.dumps(path.replace("${", "\\${"), ensure_ascii=False)
 
 
 def _plain(figure: float | str) -> float | str:

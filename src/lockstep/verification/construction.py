@@ -39,6 +39,7 @@ _CONFIGS = {"config", "cfg", "conf", "args", "configuration", "hparams", "params
 D_MODEL, NUM_HEADS = 80, 5
 """Sizes where the class leaves them open: with B = 2, T_q = 7, T_k = 11 and head_dim = 16 no two are the same, and
 the root of head_dim is exact, so that a scale kept in single precision is no difference."""
+_WIDEST = 8192
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
     Raises:
         CannotTell: an argument cannot be guessed.
     """
+    if not issubclass(cls, nn.Module):
+        raise CannotTell(f"{cls.__name__} is not a torch.nn.Module")
     parameters = signature(cls, "__init__")
     open_ended = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(cls).parameters.values())
     for name in given:
@@ -153,8 +156,6 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
             f"{cls.__name__} asks its configuration for {unknown[-1]!r}, which cannot be guessed from its name; "
             f"settle it with arguments.{unknown[-1]}=..."
         ) from None
-    if not isinstance(module, nn.Module):
-        raise CannotTell(f"{cls.__name__} is not a torch.nn.Module")
     for name, recording in recordings.items():
         arguments[name] = recording._answered
     return module, arguments, sizes
@@ -190,6 +191,8 @@ def sizes_of(module: nn.Module, num_heads: int | None) -> Sizes:
 
 
 def _checked(d_model: int, num_heads: int) -> Sizes:
+    if not (num_heads > 0 and 0 < d_model <= _WIDEST):
+        raise CannotTell(f"a width of {d_model} with {num_heads} heads: state sizes from 1 to {_WIDEST}")
     if d_model % num_heads:
         raise CannotTell(f"the width {d_model} is not divisible by {num_heads} heads; state both by arguments")
     if d_model // num_heads < 4:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from lockstep.attention.foreign import NoSuchTarget
+from lockstep.errors import InputError
 
 TIME_LIMIT = 10.0
 """Seconds for one call of the user's code."""
@@ -85,7 +86,7 @@ def user_code(doing: str) -> Iterator[io.StringIO]:
             yield printed
     except _TookTooLong as error:
         raise UserCodeError(f"{doing} took longer than {TIME_LIMIT:g} s", _own_traceback(error)) from None
-    except (CannotTell, NoSuchTarget):
+    except (CannotTell, NoSuchTarget, InputError):
         raise
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"{doing} raised {type(error).__name__}: {error}", _own_traceback(error)) from None

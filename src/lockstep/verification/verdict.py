@@ -2,17 +2,17 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.attention.contract import INPUT_ROLES
-from lockstep.attention.conventions import MASK_SHAPES, MEANINGS
-from lockstep.attention.foreign import load_class, resolve
-from lockstep.verification.calling import CAUSAL_ARGUMENTS, OPTIONS, find_call, flags
+from lockstep.attention.foreign import importable, load_class, resolve
+from lockstep.verification.calling import CAUSAL_ARGUMENTS, check_stated, find_call, flags
 from lockstep.verification.certificate import Certificate, Finding
 from lockstep.verification.checks import FLOAT32, Check, judged_checks
 from lockstep.verification.construction import construct, set_dropout, signature, sizes_of
@@ -44,18 +44,20 @@ def verify(
             ``mask_shape`` (such as "b q k") and ``num_heads``.
 
     Raises:
-        ValueError: an option that does not exist, or a target that is not there.
+        ValueError: an option or a class that does not exist.
+        InputError: the target's file or module is not there, or cannot be imported.
     """
-    stated = dict(conventions or {})
-    _check_options(stated)
+    stated = {name: value for name, value in (conventions or {}).items() if value is not None}
+    check_stated(stated)
     started = time.perf_counter()
     name = target if isinstance(target, str) else _name(target if isinstance(target, type) else type(target))
-    certificate = Certificate(name)
+    certificate = Certificate(name, folder=str(Path.cwd()))
     random_state, threads = torch.get_rng_state(), torch.get_num_threads()
     torch.manual_seed(0)
     torch.set_num_threads(1)  # the matrices are small: threads would only wait for each other
     try:
-        _Verification(certificate, stated).run(target, arguments or {})
+        with importable(target, forget=True) if isinstance(target, str) else nullcontext():
+            _Verification(certificate, stated).run(target, arguments or {})
     except CannotTell as error:
         certificate.verdict = "could not tell"
         certificate.findings.append(Finding("could_not_tell", str(error)))
@@ -86,18 +88,6 @@ def assert_multi_head_attention(
 
 def _name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _check_options(stated: Mapping[str, Any]) -> None:
-    for kind, value, known in (
-        *(("conventions", name, OPTIONS) for name in stated),
-        *(("conventions.mask", stated[n], MEANINGS) for n in ("mask",) if n in stated),
-        *(("conventions.mask_shape", stated[n], MASK_SHAPES) for n in ("mask_shape",) if n in stated),
-    ):
-        if value not in known:
-            nearest = get_close_matches(str(value), known, 1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"it is one of {', '.join(known)}"
-            raise ValueError(f"{kind} has no {value!r}; {hint}")
 
 
 @dataclass
