@@ -35,6 +35,7 @@ from lockstep.runs import log_file, new_run_folder, tensorboard_command
 from lockstep.training.schedules import schedule
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import from_canonical, has_canonical_layout, to_canonical
+from lockstep.transformer.search import GREEDY
 
 logger = logging.getLogger("lockstep")
 
@@ -44,7 +45,7 @@ OFF = {
     "average_decay": None,
     "stop_at_exact_match": None,
     "patience": None,
-    "search": {"beam_size": 1, "length_penalty": 0.0, "min_length": 1, "max_length": None, "n_best": 1},
+    "search": asdict(GREEDY),
     "attention_maps_every": 0,
     "checkpoint_every": 1,
     "resume": None,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from lockstep.data.tokenization import BOS, EOS, PAD, UNK, Tokenizers, to_line
+from lockstep.data.tokenization import BOS, EOS, NEVER, PAD, Tokenizers, to_line
 from lockstep.transformer import Transformer
 from lockstep.transformer.decoding import RecomputedDecoder, next_token
 from lockstep.transformer.search import Hypothesis, SearchOptions, beam_search
@@ -108,7 +108,7 @@ class Translator:
                 self._search,
                 bos=BOS,
                 eos=EOS,
-                never=(PAD, BOS, UNK),
+                never=NEVER,
                 device=device,
             )
         finally:
