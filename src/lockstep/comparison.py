@@ -46,6 +46,7 @@ OFF = {
     "stop_at_exact_match": None,
     "patience": None,
     "search": asdict(GREEDY),
+    "scores": {"tokenizer": None},
     "attention_maps_every": 0,
     "checkpoint_every": 1,
     "resume": None,

@@ -16,6 +16,7 @@ from annotated_types import Ge, Gt, Lt
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from lockstep.attention import Arithmetic
+from lockstep.observe.segmentation import BleuTokenizer
 from lockstep.training.schedules import ScheduleName
 from lockstep.transformer.layers import Activation, Norm
 from lockstep.transformer.model import TiedEmbeddings
@@ -68,6 +69,11 @@ class TrainerOptions:
 
 
 @dataclass(frozen=True)
+class ScoresOptions:
+    tokenizer: BleuTokenizer | None
+
+
+@dataclass(frozen=True)
 class TrainOptions:
     """Everything ``scripts/train.py`` can be told."""
 
@@ -85,6 +91,7 @@ class TrainOptions:
     stop_at_exact_match: Annotated[float, Gt(0)] | None
     patience: Positive | None
     search: SearchOptions
+    scores: ScoresOptions
     attention_maps_every: Count
     checkpoint_every: Positive
     trainer: TrainerOptions

@@ -54,7 +54,7 @@ from lockstep.training.signals import Signals
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import fingerprint
 from lockstep.transformer.initialization import initialize
-from lockstep.watching import build_saving, callbacks
+from lockstep.watching import build_saving, callbacks, check_scores
 
 logger = logging.getLogger("lockstep")
 
@@ -188,6 +188,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         logger.info("already complete: %s, step %d of %d", shown(resumed.path), resumed.step, options.trainer.max_steps)
         return complete
 
+    check_scores(options)
     try:
         attention_factory(options)()
     except ValueError as error:
@@ -233,7 +234,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         }
         for scorer in (w for w in watchers if isinstance(w, FinalScores)):
             write_translations(scorer.hypotheses, scorer.references, folder)
-            metrics |= score_metrics(scorer.scores)
+            metrics |= score_metrics(scorer.scores, scorer.bleu_tokenizer)
         tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
         board.log_results(config, tested, trainer.global_step)
         write_metrics(metrics, folder)

@@ -274,7 +274,8 @@ def test_two_that_end_at_once_do_not_end_the_search():
     logits[0, 4, [5, EOS]] = torch.tensor([0.9, 0.1]).log()
     logits[0, 5, EOS] = 0.0
     (greedy,), (early,), (found,) = (
-        best_of_tables(logits, 9, **changes) for changes in ({"beam_size": 1}, {"beam_size": 2, **EARLY}, {"beam_size": 2})
+        best_of_tables(logits, 9, **changes)
+        for changes in ({"beam_size": 1}, {"beam_size": 2, **EARLY}, {"beam_size": 2})
     )
     assert early.tokens == [EOS]
     assert early.score == pytest.approx(math.log(0.4))
