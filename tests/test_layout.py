@@ -30,7 +30,9 @@ def test_imports_run_one_way():
         for path in [*(SOURCE / package).glob("*.py"), *SOURCE.glob(f"{package}.py")]:
             for name in imports(path):
                 if name.startswith("lockstep."):
-                    assert name.split(".")[1] in {*allowed, "files", "errors", "terminal"}, f"{path.name} imports {name}"
+                    assert name.split(".")[1] in {*allowed, "files", "errors", "terminal"}, (
+                        f"{path.name} imports {name}"
+                    )
 
 
 def test_attention_and_transformer_need_only_torch():

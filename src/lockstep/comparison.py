@@ -34,6 +34,7 @@ from lockstep.files import write_whole
 from lockstep.runs import log_file, new_run_folder, tensorboard_command
 from lockstep.training.schedules import schedule
 from lockstep.transformer.canonical import has_canonical_layout
+from lockstep.transformer.search import GREEDY
 
 logger = logging.getLogger("lockstep")
 
@@ -43,7 +44,8 @@ OFF = {
     "average_decay": None,
     "stop_at_exact_match": None,
     "patience": None,
-    "search": {"beam_size": 1, "length_penalty": 0.0, "min_length": 1, "max_length": None, "n_best": 1},
+    "search": asdict(GREEDY),
+    "scores": {"tokenizer": None},
     "attention_maps_every": 0,
     "checkpoint_every": 1,
     "resume": None,

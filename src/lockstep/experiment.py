@@ -55,7 +55,7 @@ from lockstep.training.signals import Signals
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import fingerprint
 from lockstep.transformer.initialization import initialize
-from lockstep.watching import build_saving, callbacks
+from lockstep.watching import build_saving, callbacks, check_scores
 
 logger = logging.getLogger("lockstep")
 
@@ -204,6 +204,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         logger.info("already complete: %s, step %d of %d", shown(resumed.path), resumed.step, options.trainer.max_steps)
         return complete
 
+    check_scores(options)
     try_attention(options)
     data = build_data(options)
     module = build_module(options, build_model(options, data), data.natural_language)
@@ -246,7 +247,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         }
         for scorer in (w for w in watchers if isinstance(w, FinalScores)):
             write_translations(scorer.hypotheses, scorer.references, folder)
-            metrics |= score_metrics(scorer.scores)
+            metrics |= score_metrics(scorer.scores, scorer.bleu_tokenizer)
         tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
         board.log_results(config, tested, trainer.global_step)
         write_metrics(metrics, folder)

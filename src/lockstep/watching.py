@@ -1,5 +1,6 @@
 """What watches a run, as its options ask for: lines, pictures, samples, scores, checkpoints, and when to stop."""
 
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,17 +8,27 @@ from pathlib import Path
 import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
 
-from lockstep.configuration import Node, TrainOptions
+from lockstep.configuration import ConfigurationError, Node, TrainOptions
 from lockstep.data.batching import collate
 from lockstep.data.module import DataModule
 from lockstep.observe.attention_maps import AttentionMaps, token_labels
 from lockstep.observe.progress import ProgressBar, Samples, ValidationLines
 from lockstep.observe.scores import FinalScores, ValidationScores
+from lockstep.observe.segmentation import BleuTokenizer, choose, how_to_install, installed
 from lockstep.observe.throughput import Throughput
 from lockstep.training.saving import Saving
 from lockstep.training.signals import Signals
 from lockstep.transformer import Transformer
 from lockstep.translation import Translator
+
+logger = logging.getLogger("lockstep")
+
+
+def check_scores(options: TrainOptions) -> None:
+    """Refuse a tokenizer whose packages are not installed."""
+    tokenizer = options.scores.tokenizer
+    if tokenizer is not None and not installed(tokenizer):
+        raise ConfigurationError(f"option scores.tokenizer={tokenizer} needs {how_to_install(tokenizer)}")
 
 
 def callbacks(options: TrainOptions, data: DataModule, model: Transformer, signals: Signals) -> list[L.Callback]:
@@ -30,9 +41,11 @@ def callbacks(options: TrainOptions, data: DataModule, model: Transformer, signa
         Samples(collate(samples), data.tokenizers),
     ]
     if data.natural_language:
-        plan = data.batches("validation").plan()
-        watchers.append(ValidationScores(data.references("validation"), plan, target))
-        watchers.append(_final_scores(options, data, model, signals))
+        plan, references = data.batches("validation").plan(), data.references("validation")
+        tokenizer, reason = choose(options.scores.tokenizer, data.target_language, references)
+        logger.info("BLEU by tokenizer %s: %s", tokenizer, reason)
+        watchers.append(ValidationScores(references, plan, target, tokenizer))
+        watchers.append(_final_scores(options, data, model, signals, tokenizer))
     if options.attention_maps_every:
         labels = [token_labels(tokenizer, ids) for tokenizer, ids in zip((source, target), example[0], strict=True)]
         watchers.append(AttentionMaps(collate(example), labels[0], labels[1], options.attention_maps_every))
@@ -46,25 +59,28 @@ def callbacks(options: TrainOptions, data: DataModule, model: Transformer, signa
     return watchers
 
 
-def _final_scores(options: TrainOptions, data: DataModule, model: Transformer, signals: Signals) -> FinalScores:
+def _final_scores(
+    options: TrainOptions, data: DataModule, model: Transformer, signals: Signals, tokenizer: BleuTokenizer
+) -> FinalScores:
     """Scores of the test split's translations, for which a batch may be larger than in training."""
     translator = Translator(model, data.tokenizers, options.search, 4 * options.batch_tokens)
 
     def translate(texts: Sequence[str]) -> list[str]:
-        return [found[0].text for found in translator(texts, signals.leave_test)]
+        translations = [found[0].text for found in translator(texts, signals.leave_test)]
+        translator.say_cut()
+        return translations
 
-    return FinalScores(data.sources("test"), data.references("test"), translate)
+    return FinalScores(data.sources("test"), data.references("test"), translate, tokenizer)
 
 
 def build_saving(options: TrainOptions, config: Node, data: DataModule, folder: Path, signals: Signals) -> Saving:
-    """Keeps checkpoints; the best is that of the highest BLEU, or where there is none, of the lowest loss."""
+    """Keeps checkpoints; the best is that of the highest BLEU, then chrF, then of the lowest loss, which is always."""
     return Saving(
         folder,
         options.checkpoint_every,
         dict(config),
         data.tokenizers.fingerprint(),
         signals,
-        monitor="validation/bleu" if data.natural_language else "validation/loss",
-        mode="max" if data.natural_language else "min",
+        criteria=[*(("bleu", "max"), ("chrf", "max")) * data.natural_language, ("loss", "min")],
         patience=options.patience,
     )
