@@ -12,7 +12,7 @@ from lockstep.configuration import ConfigurationError, Node, TrainOptions
 from lockstep.data.batching import collate
 from lockstep.data.module import DataModule
 from lockstep.observe.attention_maps import AttentionMaps, token_labels
-from lockstep.observe.progress import ProgressBar, Samples, ValidationLines
+from lockstep.observe.progress import NowAndThen, ProgressBar, Samples, ValidationLines
 from lockstep.observe.scores import FinalScores, ValidationScores
 from lockstep.observe.segmentation import BleuTokenizer, choose, how_to_install, installed
 from lockstep.observe.throughput import Throughput
@@ -35,17 +35,19 @@ def callbacks(options: TrainOptions, data: DataModule, model: Transformer, signa
     """What watches a run; the throughput first, so that it does not time the others."""
     source, target = data.tokenizers.source, data.tokenizers.target
     example, samples = data.examples("validation", 1), data.examples("validation", 4)
+    progress = ProgressBar() if sys.stdout.isatty() else NowAndThen()
     watchers: list[L.Callback] = [
         Throughput(),
         ValidationLines(data.natural_language),
         Samples(collate(samples), data.tokenizers),
+        progress,
     ]
     if data.natural_language:
         plan, references = data.batches("validation").plan(), data.references("validation")
         tokenizer, reason = choose(options.scores.tokenizer, data.target_language, references)
         logger.info("BLEU by tokenizer %s: %s", tokenizer, reason)
         watchers.append(ValidationScores(references, plan, target, tokenizer))
-        watchers.append(_final_scores(options, data, model, signals, tokenizer))
+        watchers.append(_final_scores(options, data, model, signals, progress, tokenizer))
     if options.attention_maps_every:
         labels = [token_labels(tokenizer, ids) for tokenizer, ids in zip((source, target), example[0], strict=True)]
         watchers.append(AttentionMaps(collate(example), labels[0], labels[1], options.attention_maps_every))
@@ -54,19 +56,27 @@ def callbacks(options: TrainOptions, data: DataModule, model: Transformer, signa
         watchers.append(
             EarlyStopping("validation/exact_match", mode="max", patience=10**9, stopping_threshold=threshold)
         )
-    if sys.stdout.isatty():
-        watchers.append(ProgressBar())
     return watchers
 
 
 def _final_scores(
-    options: TrainOptions, data: DataModule, model: Transformer, signals: Signals, tokenizer: BleuTokenizer
+    options: TrainOptions,
+    data: DataModule,
+    model: Transformer,
+    signals: Signals,
+    progress: L.Callback,
+    tokenizer: BleuTokenizer,
 ) -> FinalScores:
     """Scores of the test split's translations, for which a batch may be larger than in training."""
     translator = Translator(model, data.tokenizers, options.search, 4 * options.batch_tokens)
 
     def translate(texts: Sequence[str]) -> list[str]:
-        translations = [found[0].text for found in translator(texts, signals.leave_test)]
+        def between_batches(done: int) -> None:
+            signals.leave_test()
+            if isinstance(progress, NowAndThen):
+                progress.part_done("test: translated", done, len(texts))
+
+        translations = [found[0].text for found in translator(texts, between_batches)]
         translator.say_cut()
         return translations
 

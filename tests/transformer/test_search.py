@@ -132,7 +132,7 @@ def test_a_beam_as_wide_as_the_space_finds_what_enumeration_finds(length_penalty
 
 
 def plain_beam_search(model, ids, how):
-    """One sentence, one hypothesis after the other, everything recomputed, no ending early but where it is asked for."""
+    """One sentence, one hypothesis after the other, everything recomputed, ended early only where that is asked for."""
     live, ended = [([], 0.0)], []
     limit = how.limit(len(ids))
     for length in range(1, limit + 1):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.attention import reference
+from lockstep.attention.dropout import check_dropout
 from lockstep.attention.layout import Layout
 
 Arithmetic = Literal["ordered", "native"]
@@ -51,8 +52,7 @@ class MultiHeadAttention(nn.Module, ABC):
             raise ValueError(
                 f"num_heads must divide d_model, both positive; got num_heads={num_heads}, d_model={d_model}"
             )
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout is a probability, 0 <= p < 1; got {dropout}")
+        check_dropout(dropout)
         self.d_model = d_model
         self.num_heads = num_heads
         self.head_dim = d_model // num_heads

@@ -95,8 +95,8 @@ class ValidationScores(L.Callback):
         self._zeros += results["bleu"].value < 0.005
         if self._zeros == 2:
             logger.warning(
-                "validation BLEU stays 0 by the words that tokenizer %s finds: meanwhile chrF, then the loss, tell which "
-                "weights are best. If the target language writes no spaces, begin again with scores.tokenizer=char",
+                "validation BLEU stays 0 by the words that tokenizer %s finds: meanwhile chrF, then the loss, tell "
+                "which weights are best. If the target language writes no spaces, begin again with scores.tokenizer=char",
                 self._bleu_tokenizer,
             )
 

@@ -75,6 +75,11 @@ class Saving(L.Callback):
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
         self._saved_at = checkpoint["global_step"]
         record = checkpoint["lockstep"]
+        # Where a validation falls on this step, Lightning passes by it once more, and counts the step there. That is
+        # known only now: a run that goes on to more steps may have another interval.
+        passes_by = self._saved_at * trainer.accumulate_grad_batches % int(trainer.val_check_interval) == 0
+        epoch_loop = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
+        epoch_loop["_batches_that_stepped"] = self._saved_at - passes_by
         self._stopped_early = record["stopped_early"] and same_goal(record["config"], self._record["config"])
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
@@ -169,10 +174,6 @@ def place_loops(checkpoint: Checkpoint, trainer: L.Trainer, validation_due: bool
         entry["total"], entry["current"] = dict(counters), dict(counters)
         if "is_last_batch" in entry:
             entry["is_last_batch"] = False
-    # Where a validation falls on this step, Lightning passes by it once more, and counts the step there.
-    interval = trainer.val_check_batch
-    passes_by = interval is not None and batches % interval == 0
-    loops["epoch_loop.state_dict"]["_batches_that_stepped"] = trainer.global_step - passes_by
 
 
 def random_state() -> dict[str, Any]:
