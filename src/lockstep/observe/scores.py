@@ -96,7 +96,7 @@ class ValidationScores(L.Callback):
         if self._zeros == 2:
             logger.warning(
                 "validation BLEU stays 0 by the words that tokenizer %s finds: meanwhile chrF, then the loss, tell "
-                "which weights are best. If the target language writes no spaces, begin again with scores.tokenizer=char",
+                "which weights are best. If the target language writes no spaces, use scores.tokenizer=char",
                 self._bleu_tokenizer,
             )
 
