@@ -10,6 +10,8 @@ def oracle(weights, query, key, value, mask=None, is_causal=False) -> tuple[Tens
     """Output (B, T_q, D) and attention weights (B, H, T_q, T_k) of canonical weights; differentiable."""
     H, K, D = weights["query.weight"].shape
     (B, T_q, _), T_k = query.shape, key.shape[1]
+    if mask is not None and mask.dim() == 3:
+        mask = mask[:, None]
     visible = torch.ones(B, H, T_q, T_k, dtype=torch.bool) if mask is None else mask.expand(B, H, T_q, T_k).clone()
     if is_causal:
         for i in range(T_q):

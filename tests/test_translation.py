@@ -29,7 +29,7 @@ def make(tokenizer, variant="fused") -> Transformer:
 
 
 def translator(model, tokenizer, beam_size=3, n_best=1, batch_tokens=500, cached=True):
-    search = SearchOptions(beam_size, 1.0, 2, None, n_best)
+    search = SearchOptions(beam_size, 1.0, 2, None, n_best, early_stopping=False)
     return Translator(model, Tokenizers(tokenizer, tokenizer), search, batch_tokens, cached)
 
 

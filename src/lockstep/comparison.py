@@ -4,6 +4,7 @@ import json
 import logging
 import platform
 from collections.abc import Callable
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -11,14 +12,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from omegaconf import OmegaConf
 from rich.console import Console
 from torch.optim import Optimizer
 
-from lockstep import experiment
+from lockstep import experiment, machine
 from lockstep.allocation import keep_freed_memory
 from lockstep.configuration import ConfigurationError, Node, Positive, TrainOptions, check_arguments, nearest, parse
 from lockstep.data.batching import Batch
@@ -31,9 +30,13 @@ from lockstep.equivalence.report import show, to_json, write_scalars
 from lockstep.equivalence.variant import Learner, ParameterGroup, Variant, identity
 from lockstep.equivalence.verdict import exit_status, judge
 from lockstep.files import write_whole
+from lockstep.observe.board import Board
+from lockstep.observe.progress import NowAndThen
 from lockstep.runs import log_file, new_run_folder, tensorboard_command
+from lockstep.trainer import build_trainer, quiet_libraries
 from lockstep.training.schedules import schedule
 from lockstep.transformer.canonical import has_canonical_layout
+from lockstep.transformer.search import GREEDY
 
 logger = logging.getLogger("lockstep")
 
@@ -43,7 +46,8 @@ OFF = {
     "average_decay": None,
     "stop_at_exact_match": None,
     "patience": None,
-    "search": {"beam_size": 1, "length_penalty": 0.0, "min_length": 1, "max_length": None, "n_best": 1},
+    "search": asdict(GREEDY),
+    "scores": {"tokenizer": None},
     "attention_maps_every": 0,
     "checkpoint_every": 1,
     "resume": None,
@@ -201,11 +205,12 @@ def compare(config: dict[str, Any], conf: Path) -> int:
     Raises:
         ConfigurationError: before any work, and before the folder is made.
     """
-    experiment.quiet_libraries()
+    quiet_libraries()
     keep_freed_memory()
     config = {**config, **OFF}
     compared = parse(CompareOptions, config.pop("compare"), "compare.")
     options = parse(TrainOptions, {**config, "attention": {}})
+    machine.require(options.trainer)
     if options.trainer.accumulate_grad_batches != 1:
         raise ConfigurationError("option trainer.accumulate_grad_batches must be 1 here: every batch is a step")
     max_steps = options.trainer.max_steps
@@ -225,6 +230,7 @@ def compare(config: dict[str, Any], conf: Path) -> int:
     write_whole(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create({**config, "compare": asdict(compared)})))
     with log_file(folder, "compare.log"):
         logger.info("comparing %s with %s in %s", ", ".join(v.name for v in variants[1:]), variants[0].name, folder)
+        machine.say_if_slow(options.trainer, options.model.d_model, options.model.d_ff)
         at = log_spaced(compared.recorded_steps, max_steps)
         recorder = Recorder(most_padded(data), at, setting(options), not_exercised(options))
         record = _train(options, data, module, recorder, folder)
@@ -239,20 +245,9 @@ def compare(config: dict[str, Any], conf: Path) -> int:
 
 def _train(options: TrainOptions, data: DataModule, module: LockstepModule, recorder: Recorder, folder: Path) -> Record:
     """Train the copies; curves and differences go to TensorBoard."""
-    board = TensorBoardLogger(folder, name="", version="", default_hp_metric=False)
-    trainer = L.Trainer(
-        **asdict(options.trainer),
-        devices=1,
-        check_val_every_n_epoch=None,
-        limit_val_batches=0,
-        logger=board,
-        callbacks=[recorder],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
-    trainer.fit(module, data)
-    assert recorder.record is not None
-    write_scalars(recorder.record, board.experiment)
-    board.finalize("success")
+    with closing(Board(folder)) as board:
+        trainer = build_trainer(options.trainer, board, [recorder, NowAndThen(f"loss/{module.reference.name}")])
+        trainer.fit(module, data)
+        assert recorder.record is not None
+        write_scalars(recorder.record, board.experiment)
     return recorder.record

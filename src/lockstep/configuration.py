@@ -17,6 +17,7 @@ from lockstep.errors import ConfigurationError as ConfigurationError
 from lockstep.hints import as_argument as as_argument
 from lockstep.hints import meant
 from lockstep.hints import nearest as nearest
+from lockstep.observe.segmentation import BleuTokenizer
 from lockstep.training.schedules import ScheduleName
 from lockstep.transformer.layers import Activation, Norm
 from lockstep.transformer.model import TiedEmbeddings
@@ -65,6 +66,11 @@ class TrainerOptions:
 
 
 @dataclass(frozen=True)
+class ScoresOptions:
+    tokenizer: BleuTokenizer | None
+
+
+@dataclass(frozen=True)
 class TrainOptions:
     """Everything ``scripts/train.py`` can be told."""
 
@@ -82,6 +88,7 @@ class TrainOptions:
     stop_at_exact_match: Annotated[float, Gt(0)] | None
     patience: Positive | None
     search: SearchOptions
+    scores: ScoresOptions
     attention_maps_every: Count
     checkpoint_every: Positive
     trainer: TrainerOptions

@@ -2,20 +2,18 @@
 
 import importlib
 import logging
-import sys
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import datasets
 import lightning as L
 from omegaconf import OmegaConf
 from torch import nn
 from torch.optim import Optimizer
 
+from lockstep import machine
 from lockstep.allocation import keep_freed_memory
 from lockstep.attention import MultiHeadAttention
 from lockstep.attention.trial import ContractError, try_out
@@ -47,6 +45,7 @@ from lockstep.runs import (
     with_absolute_paths,
     with_attention,
 )
+from lockstep.trainer import build_trainer, quiet_libraries
 from lockstep.training.checkpoints import BEST, Checkpoint, CheckpointFiles, read_checkpoint, write_checkpoint
 from lockstep.training.conversion import ConversionError, convert_checkpoint
 from lockstep.training.module import TranslationModule
@@ -55,7 +54,7 @@ from lockstep.training.signals import Signals
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import fingerprint
 from lockstep.transformer.initialization import initialize
-from lockstep.watching import build_saving, callbacks
+from lockstep.watching import build_saving, callbacks, check_scores
 
 logger = logging.getLogger("lockstep")
 
@@ -198,12 +197,14 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     quiet_libraries()
     keep_freed_memory()
     options = parse(TrainOptions, config)
+    machine.require(options.trainer)
     config = {**with_absolute_paths(config), "resume": None}
     resumed = None if options.resume is None else resume(Path(options.resume), config)
     if resumed and (complete := resumed.results(options)):
         logger.info("already complete: %s, step %d of %d", shown(resumed.path), resumed.step, options.trainer.max_steps)
         return complete
 
+    check_scores(options)
     try_attention(options)
     data = build_data(options)
     module = build_module(options, build_model(options, data), data.natural_language)
@@ -222,9 +223,10 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
             logger.info("going on from step %d of %s, in %s", resumed.step, shown(resumed.path), shown(folder))
             for change in resumed.changes:
                 logger.info("changed: %s", change)
+        machine.say_if_slow(options.trainer, options.model.d_model, options.model.d_ff)
         saving = build_saving(options, config, data, folder / "checkpoints", signals)
         watchers = [*callbacks(options, data, module.judged, signals), signals, saving]
-        trainer = build_trainer(options, board, watchers, CheckpointFiles(checkpoint))
+        trainer = build_trainer(options.trainer, board, watchers, CheckpointFiles(checkpoint))
         try:
             trainer.fit(module, data, ckpt_path=str(resumed.path) if resumed else None)
             metrics: dict[str, Any] = {"train/steps": trainer.global_step, "weights_sha256": fingerprint(module.model)}
@@ -234,7 +236,8 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
             trainer.loggers = []  # the test's results are written once, with the hyperparameters
             (results,) = trainer.test(module, data, verbose=False)
         except NonFiniteError as error:
-            raise NonFiniteError(f"{error}; {how_to_go_on(folder)}") from None
+            advice = "a new run with a lower optimizer.lr or more schedule.warmup_steps may keep it finite"
+            raise NonFiniteError(f"{error}; {advice}; {how_to_go_on(folder)}") from None
         except Interrupted as interrupted:
             logger.info("%s; %s", interrupted, how_to_go_on(folder))
             raise
@@ -246,30 +249,12 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         }
         for scorer in (w for w in watchers if isinstance(w, FinalScores)):
             write_translations(scorer.hypotheses, scorer.references, folder)
-            metrics |= score_metrics(scorer.scores)
+            metrics |= score_metrics(scorer.scores, scorer.bleu_tokenizer)
         tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
         board.log_results(config, tested, trainer.global_step)
         write_metrics(metrics, folder)
         report(metrics, folder, Path(config["output"]))
     return metrics
-
-
-def build_trainer(options: TrainOptions, board: Board, watchers: list[L.Callback], files: CheckpointFiles) -> L.Trainer:
-    """Lightning's Trainer; its one epoch is the endless stream of batches."""
-    chosen = asdict(options.trainer)
-    chosen["val_check_interval"] *= options.trainer.accumulate_grad_batches  # Lightning counts batches
-    return L.Trainer(
-        **chosen,
-        devices=1,
-        check_val_every_n_epoch=None,
-        num_sanity_val_steps=0,
-        logger=board,
-        callbacks=watchers,
-        plugins=[files],
-        enable_progress_bar=sys.stdout.isatty(),
-        enable_model_summary=False,
-        enable_checkpointing=False,  # by Saving
-    )
 
 
 def _continued(resumed: Resumed, config: Node, data: DataModule) -> Checkpoint:
@@ -345,12 +330,3 @@ def _write_inputs(folder: Path, config: Mapping[str, Any], data: DataModule) -> 
     write_whole(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(config))))
     for side in ("source", "target"):
         write_whole(folder / f"{side}_tokenizer.json", getattr(data.tokenizers, side).to_str(pretty=True))
-
-
-def quiet_libraries() -> None:
-    """Lightning and datasets talk about themselves; a run's log is about the run."""
-    logger.setLevel(logging.INFO)
-    datasets.disable_progress_bars()
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"lightning\..*")

@@ -29,16 +29,17 @@ def write_translations(hypotheses: Sequence[str], references: Sequence[str], fol
         write_whole(folder / name, "".join(f"{line}\n" for line in lines))
 
 
-def score_metrics(scores: Mapping[str, Score]) -> dict[str, Any]:
-    """Scores of the test, and under ``signatures`` what reproduces them."""
+def score_metrics(scores: Mapping[str, Score], tokenizer: str) -> dict[str, Any]:
+    """Scores of the test, and under ``signatures`` and ``bleu_tokenizer`` what reproduces them."""
     values = {f"test/{name}": score.value for name, score in scores.items()}
-    return {**values, "signatures": {f"test/{name}": score.signature for name, score in scores.items()}}
+    signatures = {f"test/{name}": score.signature for name, score in scores.items()}
+    return {**values, "bleu_tokenizer": tokenizer, "signatures": signatures}
 
 
-def scoring_command(folder: Path) -> str:
+def scoring_command(folder: Path, tokenizer: str) -> str:
     """sacreBLEU's own command for the translations of a run."""
     hypotheses, references = (shlex.quote(shown(folder / name)) for name in (HYPOTHESES, REFERENCES))
-    return f"sacrebleu {references} -i {hypotheses} -m bleu chrf -w 2"
+    return f"sacrebleu {references} -i {hypotheses} -m bleu chrf -tok {tokenizer} -w 2"
 
 
 def report(metrics: Mapping[str, Any], folder: Path, output: Path) -> None:
@@ -55,7 +56,9 @@ def report(metrics: Mapping[str, Any], folder: Path, output: Path) -> None:
     if translated:
         for name, label in SHOWN.items():
             logger.info("%s %.2f   %s", label, metrics[f"test/{name}"], metrics["signatures"][f"test/{name}"])
-        logger.info("score it again, lowercased with --lowercase: %s", scoring_command(folder))
+        logger.info(
+            "score it again, lowercased with --lowercase: %s", scoring_command(folder, metrics["bleu_tokenizer"])
+        )
         checkpoint = as_argument("checkpoint", shown(folder))
         logger.info("translate with it: python scripts/translate.py %s < source.txt > target.txt", checkpoint)
     logger.info("run folder: %s", shown(folder))

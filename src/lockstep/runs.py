@@ -183,9 +183,13 @@ def resume(run: Path, config: Node) -> Resumed:
 
 
 def saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The plain configuration of the run that wrote a checkpoint."""
+    """The plain configuration of the run that wrote a checkpoint, with what older ones did and did not yet say."""
     config: dict[str, Any] = checkpoint["lockstep"]["config"]
-    return config
+    return {
+        **config,
+        "search": {"early_stopping": True, **config["search"]},
+        "scores": config.get("scores", {"tokenizer": "13a"}),
+    }
 
 
 def with_attention(config: Node, attention: Node) -> dict[str, Any]:

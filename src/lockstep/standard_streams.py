@@ -15,10 +15,10 @@ from lockstep.configuration import ConfigurationError, TranslateOptions, parse
 from lockstep.data.batching import Batch, collate
 from lockstep.data.lines import decoded
 from lockstep.data.tokenization import BOS
-from lockstep.experiment import quiet_libraries
 from lockstep.observe.attention_maps import attention_maps, draw_attention, token_labels
 from lockstep.runs import shown
 from lockstep.trained import Trained, load_trained
+from lockstep.trainer import quiet_libraries
 from lockstep.translation import Translation, Translator
 
 logger = logging.getLogger("lockstep")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from lockstep.data.tokenization import BOS, EOS, PAD, UNK, Tokenizers, to_line
+from lockstep.data.tokenization import BOS, EOS, NEVER, PAD, Tokenizers, to_line
 from lockstep.transformer import Transformer
 from lockstep.transformer.decoding import RecomputedDecoder, next_token
 from lockstep.transformer.search import Hypothesis, SearchOptions, beam_search
@@ -53,6 +53,7 @@ class Translator:
         self._search = search
         self._batch_tokens = batch_tokens
         self._decoder = next_token if cached else RecomputedDecoder
+        self._cut = self._translated = 0
 
     def __call__(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None, first_line: int = 1
@@ -76,12 +77,23 @@ class Translator:
         done = len(texts) - len(real)
         for batch in self._batches({index: len(ids) for index, ids in sources.items()}):
             found = self.hypotheses([sources[index] for index in batch])
+            self._cut += sum(best[0].tokens[-1] != EOS for best in found)
+            self._translated += len(batch)
             for index, hypotheses in zip(batch, found, strict=True):
                 translations[index] = [Translation(to_line(target, h.tokens), h.score) for h in hypotheses]
             done += len(batch)
             if progress is not None:
                 progress(done)
         return translations
+
+    def say_cut(self) -> None:
+        """Warn, if it is so, that some of the translations so far were cut at their limit."""
+        if self._cut:
+            logger.warning(
+                "%d of %d translations are cut: they reached their limit without an end; see search.max_length",
+                self._cut,
+                self._translated,
+            )
 
     def _batches(self, lengths: dict[int, int]) -> Iterator[list[int]]:
         """Texts of like length together, the longest first: what does not fit in memory shows at once."""
@@ -108,7 +120,7 @@ class Translator:
                 self._search,
                 bos=BOS,
                 eos=EOS,
-                never=(PAD, BOS, UNK),
+                never=NEVER,
                 device=device,
             )
         finally:

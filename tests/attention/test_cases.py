@@ -174,3 +174,24 @@ def test_c46_causality_is_aligned_at_the_lower_right(variant, T_q, T_k, expected
     module = identity(variant, 1, 1)
     q, k = torch.zeros(1, T_q, 1, dtype=torch.float64), torch.zeros(1, T_k, 1, dtype=torch.float64)
     torch.testing.assert_close(module(q, k, column(*range(1, T_k + 1)), None, True), column(*expected))
+
+
+def test_a_mask_of_three_axes_belongs_to_samples_also_where_there_are_as_many_heads(variant):
+    module = identity(variant, 2, 2)
+    zeros = torch.zeros(2, 2, 2, dtype=torch.float64)
+    values = torch.tensor([[[10, 10], [20, 20]]] * 2, dtype=torch.float64)
+    of_samples = torch.tensor([[[True, False]], [[False, True]]])  # (B, 1, T_k)
+    expected = torch.tensor([[[10, 10]] * 2, [[20, 20]] * 2], dtype=torch.float64)
+    for _ in modes(module):
+        torch.testing.assert_close(module(zeros, zeros, values, of_samples.expand(2, 2, 2)), expected)
+        torch.testing.assert_close(module(zeros, zeros, values, of_samples), expected)
+        torch.testing.assert_close(module(zeros, zeros, values, of_samples[:, None]), expected)
+    weights = module.attention_weights(zeros, zeros, of_samples)
+    assert weights[:, :, 0].tolist() == [[[1, 0]] * 2, [[0, 1]] * 2]
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 2, 2, 2, 2), (3, 1, 2), (2, 3)])
+def test_a_mask_of_other_axes_or_sizes_is_refused(variant, shape):
+    x = torch.zeros(2, 2, 2)
+    with pytest.raises(ValueError, match=r"three axes are \(B, T_q, T_k\)"):
+        variant(2, 2)(x, x, x, torch.ones(shape, dtype=torch.bool))

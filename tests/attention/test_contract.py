@@ -5,6 +5,8 @@ import torch
 from conftest import VARIANTS, make_variant
 from oracle import oracle
 
+from lockstep.attention.fused import FusedAttention
+
 EQUIVALENT = [name for name in VARIANTS if make_variant(name)(4, 2).canonical]
 
 
@@ -31,12 +33,26 @@ def masks(B, H, T_q, T_k):
     padding[1, ..., T_k // 2 :] = T_k == 1
     per_head = torch.rand(B, H, T_q, T_k) > 0.5
     per_head[0, 0, 0] = False
-    return {"none": None, "padding": padding, "pairs": torch.rand(T_q, T_k) > 0.3, "per_head": per_head}
+    samples = torch.rand(B, T_q, T_k) > 0.4
+    samples[1, 0] = False
+    return {
+        "none": None,
+        "padding": padding,
+        "pairs": torch.rand(T_q, T_k) > 0.3,
+        "samples": samples,
+        "per_head": per_head,
+    }
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("D", "H"), [(12, 4), (5, 1), (3, 3)])
-@pytest.mark.parametrize(("T_q", "T_k"), [(3, 5), (4, 3), (1, 4), (5, 1), (3, 3)])
+# Every pair of lengths with and without biases, every size with at least three of them.
+@pytest.mark.parametrize(
+    ("D", "H", "T_q", "T_k", "bias"),
+    [
+        *[(12, 4, 3, 5, True), (12, 4, 4, 3, False), (12, 4, 1, 4, True), (12, 4, 5, 1, False)],
+        *[(5, 1, 3, 5, False), (5, 1, 5, 1, True), (5, 1, 3, 3, False)],
+        *[(3, 3, 4, 3, True), (3, 3, 1, 4, False), (3, 3, 3, 3, True)],
+    ],
+)
 def test_outputs_and_all_gradients_equal_the_formula_written_out(variant, D, H, T_q, T_k, bias):
     module = randomize(variant(D, H, bias=bias))
     weights = canonical(module)
@@ -179,3 +195,11 @@ def test_refuses_sizes_that_do_not_fit(variant):
         variant(8, 2, dropout=1.0)
     with pytest.raises(ValueError, match=r"does not broadcast to \(B, H, T_q, T_k\) = \(2, 2, 3, 5\)"):
         variant(8, 2)(*inputs(2, 3, 5, 8, torch.float32), torch.ones(2, 5, dtype=torch.bool))
+
+
+def test_a_canonical_variant_without_a_layout_is_told_what_is_missing():
+    class Bare(FusedAttention):
+        layout = ()
+
+    with pytest.raises(ValueError, match=r"Bare.layout does not say where key.bias, .*value.weight lie"):
+        canonical(Bare(4, 2))

@@ -1,4 +1,5 @@
-"""What holds for any attention, also for a research idea that computes something else: masks, gradients, pictures."""
+"""What holds for any attention, also for a research idea that computes something else: masks, gradients, dropout,
+pictures."""
 
 import pytest
 import torch
@@ -71,3 +72,27 @@ def test_looking_is_true_to_the_mask_and_changes_nothing(module):
     assert torch.equal(module(q, k, v, mask), out)
     assert torch.equal(mask, before)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_dropout_drops_in_training_alone_and_nothing_is_drawn_without_it(module, any_variant):
+    xs = inputs()
+    undisturbed = any_variant(12, 4, dropout=0.0).double().train()
+    for silent in (module, undisturbed):
+        state = torch.get_rng_state()
+        assert torch.equal(silent(*xs), silent(*xs))
+        assert torch.equal(torch.get_rng_state(), state)
+    module.train()
+    state = torch.get_rng_state()
+    first, second = module(*xs), module(*xs)
+    torch.set_rng_state(state)
+    assert torch.equal(module(*xs), first)
+    assert not torch.equal(first, second)
+
+
+def test_dropout_drops_at_its_rate(any_variant):
+    """One head, one key: where its only weight is dropped, the query is as one that may see nothing."""
+    module = any_variant(12, 1, dropout=0.25).double().train()
+    q, k, v = (x.expand(1000, 1, 12) for x in inputs(B=1, T_q=1, T_k=1))
+    nothing = module(q, k, v, torch.zeros(1, 1, dtype=torch.bool))
+    dropped = (module(q, k, v) - nothing).abs().amax(dim=(1, 2)) < 1e-12
+    assert abs(dropped.double().mean() - 0.25) < 5 * (0.25 * 0.75 / 1000) ** 0.5

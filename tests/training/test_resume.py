@@ -122,6 +122,19 @@ def test_c22_a_finished_run_trains_nothing_and_goes_on_when_told(tmp_path, whole
     assert "trainer.max_steps was 16, is 18" in (folder / "train.log").read_text()
 
 
+def test_a_short_run_validates_at_its_end_and_goes_on_in_its_interval(tmp_path):
+    folder = run(config(tmp_path, "trainer.max_steps=4", "trainer.val_check_interval=5"))
+    saved = options_of_run({"resume": str(folder)}, [])
+    go_on(folder, trainer={**saved["trainer"], "max_steps": 12})
+    assert [step for step, _ in points(folder)["validation/loss"]] == [4, 5, 10]
+    assert [step for step, _ in points(folder)["train/loss"]] == list(range(1, 13))
+    uninterrupted = run(config(tmp_path / "a", "trainer.max_steps=12", "trainer.val_check_interval=5"))
+    ours, theirs = points(folder), points(uninterrupted)
+    assert ours["validation/loss"][1:] == theirs["validation/loss"]
+    # The schedule was the shorter run's until it went on.
+    assert [step for step, _ in ours["optimizer/gradient_norm"]] == [s for s, _ in theirs["optimizer/gradient_norm"]]
+
+
 def test_c22_the_schedule_has_stepped_before_it_is_saved(tmp_path):
     options = ["trainer.max_steps=12", "schedule.name=cosine", "schedule.warmup_steps=4", "checkpoint_every=6"]
     folder = run(config(tmp_path / "a", *options, "checkpoint_every=5"))
@@ -244,7 +257,8 @@ def test_c44_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(tmp_p
     with pytest.MonkeyPatch.context() as patch, at_step(8, spoil):
         patch.setattr(TranslationModule, "on_train_start", on_train_start)
         with pytest.raises(
-            NonFiniteError, match=r"the loss is nan at step 8; go on with: python scripts/train\.py resume="
+            NonFiniteError,
+            match=r"the loss is nan at step 8; .*lower optimizer\.lr .*; go on with: .*train\.py resume=",
         ):
             train(config(tmp_path, *OPTIONS))
     kept = state(newest(tmp_path))

@@ -18,7 +18,7 @@ from lockstep.data.batching import collate
 from lockstep.data.tokenization import PAD
 from lockstep.errors import Interrupted
 from lockstep.experiment import build_data, build_model, build_module, train
-from lockstep.observe import scores
+from lockstep.observe import scores, segmentation
 from lockstep.observe.scores import Score, score
 from lockstep.runs import options_of_run
 from lockstep.translation import Translator
@@ -92,9 +92,9 @@ def test_every_test_sentence_has_its_own_translation(whole, best):
 
 
 def test_the_weights_of_the_highest_bleu_are_judged_not_the_last_nor_those_of_the_lowest_loss(tmp_path, monkeypatch):
-    def falling(hypotheses, references):
+    def falling(hypotheses, references, tokenizer):
         calls.append(len(hypotheses))
-        return {**score(hypotheses, references), "bleu": Score(50.0 - len(calls), "")}
+        return {**score(hypotheses, references, tokenizer), "bleu": Score(50.0 - len(calls), "")}
 
     calls = []
     monkeypatch.setattr(scores, "score", falling)
@@ -110,6 +110,61 @@ def test_the_weights_of_the_highest_bleu_are_judged_not_the_last_nor_those_of_th
     assert translate(options, data, module.model) != translations
 
 
+def test_a_tie_in_bleu_is_decided_by_chrf_and_then_by_the_loss(tmp_path, monkeypatch, caplog):
+    def tied(hypotheses, references, tokenizer):
+        return {**score(hypotheses, references, tokenizer), "bleu": Score(0.0, ""), "chrf": Score(next(chrf), "")}
+
+    chrf = iter([10.0, 30.0, 30.0, 20.0, 29.0, 0.0])
+    monkeypatch.setattr(scores, "score", tied)
+    folder = run(config(tmp_path, "trainer.max_steps=70", "trainer.val_check_interval=10", "patience=2"))
+    losses = dict(points(folder)["validation/loss"])
+    assert losses[20] > losses[30]
+    assert state(folder, "best.ckpt")["global_step"] == metrics_of(folder)["test/step"] == 30
+    assert state(folder)["global_step"] == 50
+    (said,) = [message for message in caplog.messages if "stays 0" in message]
+    assert "tokenizer 13a" in said
+    assert "scores.tokenizer=" in said
+
+
+def test_chinese_is_scored_by_its_own_words(tmp_path):
+    texts = {"en": "a dog\na cat\na red dog\n", "zh": "一只狗在跑\n一只猫在睡觉\n一只红色的狗\n"}
+    for language, lines in texts.items():
+        (tmp_path / f"words.{language}").write_text(lines)
+    files = f"data.train=[{tmp_path}/words.en,{tmp_path}/words.zh]"
+    folder = run(compose(*TINY, files, f"output={tmp_path / 'runs'}", "trainer.max_steps=60", "average_decay=null"))
+    metrics = metrics_of(folder)
+    assert metrics["test/bleu"] == pytest.approx(100)
+    assert "tok:zh" in metrics["signatures"]["test/bleu"]
+    log = (folder / "train.log").read_text()
+    assert log.count("BLEU by tokenizer zh: the target language is zh") == 1
+    assert "-tok zh" in log
+
+
+def test_a_tokenizer_that_is_not_installed_is_refused_before_any_work(tmp_path, monkeypatch):
+    from lockstep.configuration import ConfigurationError
+
+    monkeypatch.setattr(segmentation, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"scores\.tokenizer=ja-mecab needs pip install 'sacrebleu\[ja\]'"):
+        train(config(tmp_path, "scores.tokenizer=ja-mecab"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_from_before_the_options_of_scores_goes_on_as_it_was(tmp_path, whole):
+    folder = shutil.copytree(whole, tmp_path / whole.name)
+    (folder / "metrics.json").unlink()
+    path = folder / "checkpoints" / "last.ckpt"
+    checkpoint = state(folder)
+    del checkpoint["lockstep"]["config"]["scores"], checkpoint["lockstep"]["config"]["search"]["early_stopping"]
+    saved = checkpoint["callbacks"]["Saving"]
+    saved["best"] = saved["best"][0]
+    torch.save(checkpoint, path)
+    go_on(folder)
+    assert metrics_of(folder)["test/step"] == metrics_of(whole)["test/step"]
+    written = (folder / "config.yaml").read_text()
+    assert "early_stopping: true" in written
+    assert "tokenizer: 13a" in written
+
+
 def test_validation_scores_the_greedy_translations_against_the_raw_references(whole, best):
     _, data, module = best
     by_source = {}
@@ -119,12 +174,10 @@ def test_validation_scores_the_greedy_translations_against_the_raw_references(wh
             by_source[data.tokenizers.source.decode(source)] = data.tokenizers.target.decode(ids)
     hypotheses = [by_source[source] for source in data.sources("validation")]
     step = state(whole, "best.ckpt")["global_step"]
-    for name, expected in score(hypotheses, data.references("validation")).items():
+    expected_scores = score(hypotheses, data.references("validation"), "13a")
+    for name, expected in expected_scores.items():
         assert dict(points(whole)[f"validation/{name}"])[step] == pytest.approx(expected.value, rel=1e-5)
-    assert (
-        f"BLEU {score(hypotheses, data.references('validation'))['bleu'].value:.2f}"
-        in (whole / "train.log").read_text()
-    )
+    assert f"BLEU {expected_scores['bleu'].value:.2f}" in (whole / "train.log").read_text()
 
 
 def test_a_greedy_translation_ends_by_its_own_source_whatever_is_beside_it(best):

@@ -6,10 +6,9 @@ from conftest import VARIANTS, make_variant
 from test_start import make
 
 from lockstep.attention.cached import CachedAttention
-from lockstep.transformer.decoding import CachedDecoder, RecomputedDecoder, greedy, next_token
+from lockstep.transformer.decoding import CachedDecoder, RecomputedDecoder, next_token
 
 EQUIVALENT = [name for name in VARIANTS if make_variant(name)(4, 2).canonical]
-ENDS = {"bos": 1, "eos": 2, "pad": 0, "device": torch.device("cpu")}
 
 
 def sources():
@@ -35,37 +34,10 @@ def test_c45_cached_logits_equal_recomputed_ones(name, dtype, limit):
         assert difference.abs().max() < limit
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", VARIANTS)
-def test_greedy_is_the_same_with_and_without_cache_and_alone(name):
-    model = make(name).eval()
-    source, mask = sources()
-    together = greedy(next_token(model, source, mask), 5, max_length=12, **ENDS)
-    recomputed = greedy(RecomputedDecoder(model, source, mask), 5, max_length=12, **ENDS)
-    assert torch.equal(together, recomputed)
-    for row in range(5):
-        real = mask[row].sum()
-        alone = greedy(
-            next_token(model, source[row : row + 1, :real], mask[row : row + 1, :real]), 1, max_length=12, **ENDS
-        )
-        assert torch.equal(alone[0], together[row, : alone.size(1)])
-        assert (together[row, alone.size(1) :] == 0).all()
-
-
 def test_a_contrast_without_canonical_weights_decodes_by_its_own_forward():
     source, mask = sources()
     assert isinstance(next_token(make("shared_heads"), source, mask), RecomputedDecoder)
     assert isinstance(next_token(make("fused"), source, mask), CachedDecoder)
-
-
-def test_greedy_ends_at_eos_and_pads_after_it():
-    script = torch.tensor([[5, 2, 7, 7], [5, 6, 7, 2]])
-
-    def step(prefix):
-        return torch.nn.functional.one_hot(script[:, prefix.size(1) - 1], 9).float()
-
-    assert greedy(step, 2, max_length=9, **ENDS).tolist() == [[5, 2, 0, 0], [5, 6, 7, 2]]
-    assert greedy(step, 2, max_length=3, **ENDS).tolist() == [[5, 2, 0], [5, 6, 7]]
 
 
 @torch.no_grad()

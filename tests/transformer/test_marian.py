@@ -155,7 +155,7 @@ def generate(model, **options):
 
 
 def test_greedy_translations_are_marians(ours, theirs):
-    found = search(ours, SearchOptions(1, 1.0, 1, 14, 1))
+    found = search(ours, SearchOptions(1, 1.0, 1, 14, 1, early_stopping=False))
     assert [best.tokens for (best,) in found] == generate(theirs, num_beams=1)
     assert len({len(best.tokens) for (best,) in found}) > 3
 
@@ -168,10 +168,13 @@ def search(model, options):
     return beam_search(decoder, limits, options, bos=BOS, eos=EOS, never=(PAD, BOS, UNK), device=source.device)
 
 
+@pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize("beam_size", [2, 5])
-def test_beam_searches_are_marians(ours, theirs, beam_size, length_penalty):
-    """With early_stopping there: a sentence is done when as many translations as beams have ended."""
-    found = search(ours, SearchOptions(beam_size, length_penalty, 1, 14, 1))
-    expected = generate(theirs, num_beams=beam_size, length_penalty=length_penalty, early_stopping=True)
+def test_beam_searches_are_marians(ours, theirs, beam_size, length_penalty, early_stopping):
+    """Its three rules are to stop once as many have ended as there are beams (True), once none can win (never), and a
+    guess in between (False)."""
+    found = search(ours, SearchOptions(beam_size, length_penalty, 1, 14, 1, early_stopping))
+    rule = True if early_stopping else "never"
+    expected = generate(theirs, num_beams=beam_size, length_penalty=length_penalty, early_stopping=rule)
     assert [best.tokens for (best,) in found] == expected

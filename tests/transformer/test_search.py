@@ -9,13 +9,15 @@ from conftest import VARIANTS, make_variant
 from torch.nn.utils.rnn import pad_sequence
 
 from lockstep.transformer import Transformer
-from lockstep.transformer.decoding import RecomputedDecoder, greedy, next_token
+from lockstep.transformer.decoding import RecomputedDecoder, next_token
 from lockstep.transformer.search import SearchOptions, beam_search, largest
 
 PAD, BOS, EOS, UNK = range(4)
 NEVER = (PAD, BOS, UNK)
 ENDS = {"bos": BOS, "eos": EOS, "device": torch.device("cpu")}
 DEFAULTS = {"beam_size": 4, "length_penalty": 1.0, "min_length": 1, "max_length": None, "n_best": 1}
+DEFAULTS |= {"early_stopping": False}
+EARLY = {"early_stopping": True}
 
 
 def options(**changes) -> SearchOptions:
@@ -130,7 +132,7 @@ def test_a_beam_as_wide_as_the_space_finds_what_enumeration_finds(length_penalty
 
 
 def plain_beam_search(model, ids, how):
-    """One sentence, one hypothesis after the other, everything recomputed, no ending early."""
+    """One sentence, one hypothesis after the other, everything recomputed, ended early only where that is asked for."""
     live, ended = [([], 0.0)], []
     limit = how.limit(len(ids))
     for length in range(1, limit + 1):
@@ -143,14 +145,14 @@ def plain_beam_search(model, ids, how):
         candidates.sort(key=lambda c: -c[1])
         ended += [c for c in candidates[: how.beam_size] if c[0][-1] == EOS or length == limit]
         live = [c for c in candidates if c[0][-1] != EOS][: how.beam_size]
-        if len(ended) >= how.beam_size:
+        if len(ended) >= how.beam_size and (how.early_stopping or how.beam_size == 1):
             break
     scored = sorted(((total / len(tokens) ** how.length_penalty, tokens) for tokens, total in ended), reverse=True)
     return scored[: how.n_best]
 
 
 @pytest.mark.parametrize("beam_size", [1, 2, 5])
-@pytest.mark.parametrize("changes", [{}, {"length_penalty": 0.0}, {"min_length": 4}, {"max_length": 6}])
+@pytest.mark.parametrize("changes", [{}, {"length_penalty": 0.0}, {"min_length": 4}, {"max_length": 6}, EARLY])
 def test_equals_a_plain_search_and_its_scores_are_the_models(beam_size, changes):
     model, sources = make(dtype=torch.float64), sentences(1, 2, 3, 4, 5, 9, 2)
     how = options(beam_size=beam_size, n_best=beam_size, **changes)
@@ -165,7 +167,7 @@ def test_equals_a_plain_search_and_its_scores_are_the_models(beam_size, changes)
             assert how.min_length <= len(hypothesis.tokens) <= how.limit(len(ids))
             assert not set(hypothesis.tokens) & set(NEVER)
             assert EOS not in hypothesis.tokens[:-1]
-    assert len({len(best.tokens) for (best, *_) in found}) > 1
+    assert len({len(h.tokens) for best in found for h in best}) > 1
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -195,16 +197,91 @@ def test_c49_the_best_does_not_depend_on_how_many_are_asked_for():
         same(search(model, sources, options(beam_size=5, n_best=n)), [best[:n] for best in five], 1e-12)
 
 
-def test_a_beam_of_one_is_greedy():
-    model, sources = make(vocabulary=12), sentences(3, 3, 3, 3)
-    with torch.no_grad():
-        model.output.weight[list(NEVER)] = 0
-        source = torch.tensor(sources)
-        tokens = greedy(next_token(model, source, source != PAD), 4, max_length=20, pad=PAD, **ENDS)
-    found = search(model, sources, options(beam_size=1))
-    for row, (best,) in zip(tokens.tolist(), found, strict=True):
-        if not set(row[: len(best.tokens)]) & set(NEVER):
-            assert row[: len(best.tokens)] == best.tokens
+@torch.no_grad()
+@pytest.mark.parametrize("changes", [{}, EARLY, {"length_penalty": 0.0}, {"length_penalty": 2.0}])
+def test_a_beam_of_one_is_greedy(changes):
+    """The likeliest token that is allowed, until it is EOS."""
+    model, sources = make(vocabulary=12), sentences(3, 1, 6, 4, 2, 5)
+    model.output.weight[UNK] *= 3
+    with_forbidden = []
+    for ids, (best,) in zip(sources, search(model, sources, options(beam_size=1, **changes)), strict=True):
+        tokens = []
+        while len(tokens) < 2 * len(ids) + 10 and EOS not in tokens:
+            following = log_probabilities(model, ids, [tokens])[0, -1]
+            with_forbidden.append(int(following.argmax()) in NEVER)
+            following[list(NEVER)] = -math.inf
+            tokens.append(int(following.argmax()))
+        assert best.tokens == tokens
+    assert any(with_forbidden)
+
+
+class Tables:
+    """Many toy models at once: each has a table (V, V) of what follows what."""
+
+    def __init__(self, logits):
+        self._logits = logits
+
+    def __call__(self, prefix):
+        B = len(self._logits)
+        return self._logits[torch.arange(B)[:, None], prefix[:, -1].view(B, -1)].flatten(0, 1)
+
+    def select(self, sources, rows):
+        self._logits = self._logits[sources]
+
+
+def best_of_tables(logits, limit, **changes):
+    found = beam_search(Tables(logits), [limit] * len(logits), options(**changes), never=NEVER, **ENDS)
+    return [best for (best,) in found]
+
+
+def enumerated(logits, limit, how):
+    """The best score of all translations, of each toy model."""
+    after = logits.double().log_softmax(dim=-1)
+    best = torch.full((len(logits),), -math.inf, dtype=torch.float64)
+    for length in range(how.min_length, limit + 1):
+        for words in itertools.product((4, 5, 6), repeat=length - 1):
+            for last in (EOS,) if length < limit else (EOS, 4, 5, 6):
+                path = [BOS, *words, last]
+                total = sum(after[:, a, b] for a, b in itertools.pairwise(path))
+                best = torch.maximum(best, total / length**how.length_penalty)
+    return best
+
+
+@pytest.mark.parametrize("changes", [{}, {"length_penalty": 0.0}, {"length_penalty": 2.0}, {"min_length": 2}])
+def test_a_search_goes_on_while_a_hypothesis_could_win(changes):
+    """300 toy models of three words and at most four tokens."""
+    logits = 2 * torch.randn(300, 7, 7, generator=torch.Generator().manual_seed(5))
+    best = enumerated(logits, 4, options(**changes))
+
+    def scores(**more):
+        found = best_of_tables(logits, 4, **{**changes, **more})
+        return torch.tensor([hypothesis.score for hypothesis in found], dtype=torch.float64)
+
+    torch.testing.assert_close(scores(beam_size=121), best, rtol=0, atol=1e-6)
+    for beam_size in (2, 3):
+        patient, early = scores(beam_size=beam_size), scores(beam_size=beam_size, early_stopping=True)
+        assert (patient >= early).all()
+        assert (patient <= best + 1e-6).all()
+        assert (patient - best).mean() > (early - best).mean()
+    greedy = scores(beam_size=1)
+    assert greedy.mean() < scores(beam_size=2).mean() < scores(beam_size=3).mean()
+
+
+def test_two_that_end_at_once_do_not_end_the_search():
+    """Of a, b, EOS at 0.6, 0.9 and 1, the second step sees EOS at 0.4 and 0.06 end; only the third is likely."""
+    logits = torch.full((1, 7, 7), -30.0)
+    logits[0, BOS, [4, EOS]] = torch.tensor([0.6, 0.4]).log()
+    logits[0, 4, [5, EOS]] = torch.tensor([0.9, 0.1]).log()
+    logits[0, 5, EOS] = 0.0
+    (greedy,), (early,), (found,) = (
+        best_of_tables(logits, 9, **changes)
+        for changes in ({"beam_size": 1}, {"beam_size": 2, **EARLY}, {"beam_size": 2})
+    )
+    assert early.tokens == [EOS]
+    assert early.score == pytest.approx(math.log(0.4))
+    assert found == greedy
+    assert found.tokens == [4, 5, EOS]
+    assert found.score == pytest.approx(math.log(0.54) / 3)
 
 
 def test_equal_candidates_come_in_the_order_of_hypotheses_and_ids():

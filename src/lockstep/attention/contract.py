@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.attention import reference
+from lockstep.attention.dropout import check_dropout
+from lockstep.attention.layout import Layout
 
 Arithmetic = Literal["ordered", "native"]
 Tensors = Mapping[str, Tensor]
@@ -21,7 +23,7 @@ INPUT_ROLES = ("query", "key", "value")
 class MultiHeadAttention(nn.Module, ABC):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2), its implementation left open.
 
-    A variant stores its parameters as it likes, and converts them to and from *canonical weights*:
+    A variant stores its parameters as it likes, and its ``layout`` tells where they hold the *canonical weights*:
 
     ===============================================  =========
     ``query.weight  key.weight  value.weight``       (H, K, D)
@@ -39,6 +41,8 @@ class MultiHeadAttention(nn.Module, ABC):
 
     canonical: ClassVar[bool] = True
     """The layout is a bijection with the canonical weights; a contrast, or a research idea, says False."""
+    layout: ClassVar[tuple[Layout, ...]] = ()
+    """Where each parameter lies; those of biases count where there are biases."""
     canonical_dropout: ClassVar[bool] = True
     """Attention dropout is drawn in the order (H, B, T_q, T_k); kernels that draw their own say False."""
 
@@ -48,8 +52,7 @@ class MultiHeadAttention(nn.Module, ABC):
             raise ValueError(
                 f"num_heads must divide d_model, both positive; got num_heads={num_heads}, d_model={d_model}"
             )
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout is a probability, 0 <= p < 1; got {dropout}")
+        check_dropout(dropout)
         self.d_model = d_model
         self.num_heads = num_heads
         self.head_dim = d_model // num_heads
@@ -66,7 +69,8 @@ class MultiHeadAttention(nn.Module, ABC):
             query: (B, T_q, D).
             key: (B, T_k, D).
             value: (B, T_k, D).
-            mask: boolean, broadcastable to (B, H, T_q, T_k), True = may attend. Never changed in place.
+            mask: boolean, True = may attend: broadcastable to (B, H, T_q, T_k), or (B, T_q, T_k), or (T_q, T_k);
+                never changed in place.
             is_causal: also hide later keys; aligned at the lower right corner when T_q differs from T_k.
 
         Returns:
@@ -76,16 +80,29 @@ class MultiHeadAttention(nn.Module, ABC):
             ValueError: the mask is not boolean, or does not fit the scores.
         """
 
-    @abstractmethod
     def to_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
         """Rename and rearrange tensors given by this module's parameter names; values stay bit for bit.
 
         Serves weights, gradients and an optimiser's moments alike; uses only views, stack, cat and split.
         """
+        read: dict[str, Tensor] = {}
+        for layout in self._layouts():
+            read |= layout.read(tensors, self.num_heads, self.head_dim)
+        return {name: read[name] for name in self.canonical_shapes()}
 
-    @abstractmethod
     def from_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
         """The inverse of :meth:`to_canonical`."""
+        written: dict[str, Tensor] = {}
+        for layout in self._layouts():
+            written |= layout.write(tensors, self.num_heads, self.head_dim)
+        return written
+
+    def _layouts(self) -> list[Layout]:
+        found = [layout for layout in self.layout if self.has_bias or layout.kind == "weight"]
+        missing = self.canonical_shapes().keys() - {f"{role}.{x.kind}" for x in found for role in x.roles}
+        if missing:
+            raise ValueError(f"{type(self).__name__}.layout does not say where {', '.join(sorted(missing))} lie")
+        return found
 
     def attention_weights(
         self, query: Tensor, key: Tensor, mask: Tensor | None = None, is_causal: bool = False

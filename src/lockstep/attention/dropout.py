@@ -10,6 +10,16 @@ import torch
 from torch import Tensor, nn
 
 
+def check_dropout(p: float) -> None:
+    """Refuse what is no probability of dropping, one that rounds to 1 included.
+
+    Raises:
+        ValueError: with what it must be.
+    """
+    if not (p >= 0 and round(p * 65536) < 65536):
+        raise ValueError(f"dropout is a probability, 0 <= p < 1, and leaves one entry in 65,536; got {p}")
+
+
 def _keep(streams: int, shape: tuple[int, ...], p: float, device: torch.device) -> Tensor:
     """Booleans (streams, *shape), True with probability 1 - p; whole words to each stream.
 
@@ -49,8 +59,7 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
-        if not 0 <= p < 1:
-            raise ValueError(f"dropout is a probability, 0 <= p < 1; got {p}")
+        check_dropout(p)
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:

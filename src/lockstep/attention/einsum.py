@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.attention.contract import INPUT_ROLES, Arithmetic, MultiHeadAttention, Tensors
+from lockstep.attention.contract import INPUT_ROLES, Arithmetic, MultiHeadAttention
 from lockstep.attention.dropout import attention_dropout
 from lockstep.attention.heads import merge_heads, project_heads
+from lockstep.attention.layout import Layout
 from lockstep.attention.masks import masked_softmax, merge_masks
 
 
@@ -22,6 +23,16 @@ class EinsumAttention(MultiHeadAttention):
         arithmetic: "native" leaves the four projections to ``einsum``; "ordered" replaces them by the products of
             the other variants, since ``einsum`` sums the input's gradient over all heads at once.
     """
+
+    layout = (
+        *(
+            Layout(f"{role}_{kind}", axes, (role,))
+            for role in INPUT_ROLES
+            for kind, axes in (("weight", "h k d"), ("bias", "h k"))
+        ),
+        Layout("output_weight", "d h k", ("output",)),
+        Layout("output_bias", "d", ("output",)),
+    )
 
     def __init__(
         self,
@@ -36,7 +47,8 @@ class EinsumAttention(MultiHeadAttention):
         self.arithmetic = arithmetic
         scale = 1 / math.sqrt(d_model)
         for name, shape in self.canonical_shapes().items():
-            self.register_parameter(_stored(name), nn.Parameter(torch.empty(shape).uniform_(-scale, scale)))
+            # Parameter names hold no dots.
+            self.register_parameter(name.replace(".", "_"), nn.Parameter(torch.empty(shape).uniform_(-scale, scale)))
 
     def _project(self, role: str, x: Tensor) -> Tensor:
         weight = self.get_parameter(f"{role}_weight")
@@ -63,14 +75,3 @@ class EinsumAttention(MultiHeadAttention):
         weights = masked_softmax(scores, merge_masks(scores.shape, mask, is_causal, scores.device))
         weights = attention_dropout(weights, self.dropout, self.training)
         return self._output(torch.einsum("bhts,bhsk->bhtk", weights, v))
-
-    def to_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
-        return {name: tensors[_stored(name)] for name in self.canonical_shapes()}
-
-    def from_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
-        return {_stored(name): tensors[name] for name in self.canonical_shapes()}
-
-
-def _stored(name: str) -> str:
-    """Parameter names hold no dots: "query.weight" is stored as "query_weight"."""
-    return name.replace(".", "_")

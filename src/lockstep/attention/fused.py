@@ -2,8 +2,9 @@
 
 from torch import Tensor, nn
 
-from lockstep.attention.contract import INPUT_ROLES, Arithmetic, MultiHeadAttention, Tensors
+from lockstep.attention.contract import INPUT_ROLES, Arithmetic, MultiHeadAttention
 from lockstep.attention.heads import attend, merge_heads, project_heads
+from lockstep.attention.layout import OUTPUT_LINEAR, Layout
 
 
 class FusedAttention(MultiHeadAttention):
@@ -12,6 +13,15 @@ class FusedAttention(MultiHeadAttention):
     Args:
         arithmetic: "ordered" sums the input's gradient head by head, as a loop would; "native" in one product.
     """
+
+    layout = (
+        *(
+            Layout(f"{role}.{kind}", axes, (role,))
+            for role in INPUT_ROLES
+            for kind, axes in (("weight", "(h k) d"), ("bias", "(h k)"))
+        ),
+        *OUTPUT_LINEAR,
+    )
 
     def __init__(
         self,
@@ -40,19 +50,3 @@ class FusedAttention(MultiHeadAttention):
         v = self._project(self.value, value)  # (B, H, T_k, K)
         context = attend(q, k, v, mask, is_causal, self.dropout, self.training)
         return self.output(merge_heads(context))
-
-    def to_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
-        shapes = self.canonical_shapes()
-        return {name: tensors[name].view(shape) for name, shape in shapes.items()}
-
-    def from_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
-        """Rows of (H, K, D) stacked to (D, D); columns of (D, H, K) likewise."""
-        named = {}
-        for role in INPUT_ROLES:
-            named[f"{role}.weight"] = tensors[f"{role}.weight"].flatten(0, 1)
-            if self.has_bias:
-                named[f"{role}.bias"] = tensors[f"{role}.bias"].flatten()
-        named["output.weight"] = tensors["output.weight"].flatten(1)
-        if self.has_bias:
-            named["output.bias"] = tensors["output.bias"]
-        return named

@@ -79,7 +79,7 @@ def attend(
         q: (B, H, T_q, K).
         k: (B, H, T_k, K).
         v: (B, H, T_k, K).
-        mask: boolean, broadcastable to (B, H, T_q, T_k), True = may attend.
+        mask: as in the contract.
 
     Returns:
         (B, H, T_q, K).

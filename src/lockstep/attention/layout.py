@@ -95,3 +95,7 @@ class Layout:
         if "{}" not in self.parameter:
             return {self.parameter: stored}
         return {self.parameter.format(index): tensor for index, tensor in enumerate(stored.unbind())}
+
+
+OUTPUT_LINEAR = (Layout("output.weight", "d (h k)", ("output",)), Layout("output.bias", "d", ("output",)))
+"""An ``nn.Linear`` named output on the concatenated heads."""

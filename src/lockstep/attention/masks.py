@@ -18,7 +18,7 @@ def merge_masks(
 
     Args:
         scores_shape: (B, H, T_q, T_k), to which the mask must broadcast.
-        mask: True = may attend.
+        mask: True = may attend; of four axes, of three (B, T_q, T_k), or of two (T_q, T_k), any of size 1.
         is_causal: query i of T_q sees the keys up to i + T_k - T_q (the lower right corner is visible).
         device: where a causal mask is made.
 
@@ -31,13 +31,17 @@ def merge_masks(
                 f"mask must be boolean with True = may attend, got {mask.dtype}. For a mask of ones and zeros pass "
                 "mask.bool(); for an additive mask of 0 and -inf pass mask == 0; an additive bias is not supported."
             )
-        broadcasts = mask.dim() <= 4 and all(
+        given = tuple(mask.shape)
+        if mask.dim() == 3:
+            mask = mask.unsqueeze(1)  # (B, T_q, T_k): each sample its own, whatever B and H are
+        fits = mask.dim() in (2, 4) and all(
             size in (1, wanted) for size, wanted in zip(reversed(mask.shape), reversed(scores_shape), strict=False)
         )
-        if not broadcasts:
+        if not fits:
             raise ValueError(
-                f"mask of shape {tuple(mask.shape)} does not broadcast to (B, H, T_q, T_k) = {tuple(scores_shape)}; "
-                "a padding mask over keys (B, T_k) is passed as mask[:, None, None, :]."
+                f"mask of shape {given} does not broadcast to (B, H, T_q, T_k) = {tuple(scores_shape)}; three axes are "
+                "(B, T_q, T_k), two are (T_q, T_k), and a padding mask over keys (B, T_k) is passed as "
+                "mask[:, None, None, :]."
             )
         mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
     if is_causal:

@@ -1,11 +1,11 @@
 """Multi-head attention with query, key and value projections packed in one matrix, rows [all Q | all K | all V]."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.attention.contract import INPUT_ROLES, Arithmetic, MultiHeadAttention, Tensors
+from lockstep.attention.contract import INPUT_ROLES, Arithmetic, MultiHeadAttention
 from lockstep.attention.heads import attend, merge_heads, project_heads, split_heads
+from lockstep.attention.layout import OUTPUT_LINEAR, Layout
 
 
 class PackedAttention(MultiHeadAttention):
@@ -15,6 +15,12 @@ class PackedAttention(MultiHeadAttention):
         arithmetic: "ordered" sums the input's gradient head by head, as a loop would; it therefore projects each
             role by its slice. "native" uses the single product wherever query, key and value are one tensor.
     """
+
+    layout = (
+        Layout("input.weight", "(r h k) d", INPUT_ROLES),
+        Layout("input.bias", "(r h k)", INPUT_ROLES),
+        *OUTPUT_LINEAR,
+    )
 
     def __init__(
         self,
@@ -48,12 +54,6 @@ class PackedAttention(MultiHeadAttention):
         context = attend(q, k, v, mask, is_causal, self.dropout, self.training)
         return self.output(merge_heads(context))
 
-    def to_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
-        return unpack(self.canonical_shapes(), tensors, "input.weight", "input.bias", "output")
-
-    def from_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
-        return pack(tensors, "input.weight", "input.bias", "output")
-
 
 def _one_tensor(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether the three are one tensor, or like views of one, so that their gradients end in the same place."""
@@ -62,25 +62,3 @@ def _one_tensor(query: Tensor, key: Tensor, value: Tensor) -> bool:
     same_base = query._base is not None and query._base is key._base and key._base is value._base
     places = {(x.data_ptr(), x.shape, x.stride()) for x in (query, key, value)}
     return same_base and len(places) == 1
-
-
-def unpack(shapes: dict[str, torch.Size], tensors: Tensors, weight: str, bias: str, output: str) -> dict[str, Tensor]:
-    """Cut packed tensors, named ``weight`` and ``bias``, into canonical ones of the given shapes."""
-    canonical = {}
-    for packed, kind in ((weight, "weight"), (bias, "bias")):
-        if f"query.{kind}" not in shapes:
-            continue
-        for role, rows in zip(INPUT_ROLES, tensors[packed].chunk(3), strict=True):
-            canonical[f"{role}.{kind}"] = rows.view(shapes[f"{role}.{kind}"])
-        canonical[f"output.{kind}"] = tensors[f"{output}.{kind}"].view(shapes[f"output.{kind}"])
-    return canonical
-
-
-def pack(tensors: Tensors, weight: str, bias: str, output: str) -> dict[str, Tensor]:
-    """The inverse of :func:`unpack`."""
-    named = {weight: torch.cat([tensors[f"{role}.weight"].flatten(0, 1) for role in INPUT_ROLES])}
-    named[f"{output}.weight"] = tensors["output.weight"].flatten(1)
-    if "query.bias" in tensors:
-        named[bias] = torch.cat([tensors[f"{role}.bias"].flatten() for role in INPUT_ROLES])
-        named[f"{output}.bias"] = tensors["output.bias"]
-    return named

@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lockstep.attention.contract import INPUT_ROLES, MultiHeadAttention, Tensors
+from lockstep.attention.contract import INPUT_ROLES, MultiHeadAttention
 from lockstep.attention.dropout import dropout
+from lockstep.attention.layout import OUTPUT_LINEAR, Layout
 from lockstep.attention.masks import masked_softmax, merge_masks
 
 
@@ -32,6 +33,15 @@ class AttentionHead(nn.Module):
 class PerHeadAttention(MultiHeadAttention):
     """A list of heads, run in a loop; their outputs concatenated and projected (section 3.2.2)."""
 
+    layout = (
+        *(
+            Layout(f"heads.{{}}.{role}.{kind}", axes, (role,))
+            for role in INPUT_ROLES
+            for kind, axes in (("weight", "h k d"), ("bias", "h k"))
+        ),
+        *OUTPUT_LINEAR,
+    )
+
     def __init__(self, d_model: int, num_heads: int, *, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__(d_model, num_heads, bias=bias, dropout=dropout)
         self.heads = nn.ModuleList(AttentionHead(d_model, self.head_dim, bias, dropout) for _ in range(num_heads))
@@ -48,25 +58,3 @@ class PerHeadAttention(MultiHeadAttention):
             head_mask = None if mask is None else mask[:, index if mask.size(1) > 1 else 0]  # (B or 1, T_q, T_k)
             outputs.append(head(query, key, value, head_mask))
         return self.output(torch.cat(outputs, dim=-1))
-
-    def to_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
-        H, K, D = self.num_heads, self.head_dim, self.d_model
-        canonical = {}
-        for role in INPUT_ROLES:
-            for kind in ("weight", "bias") if self.has_bias else ("weight",):
-                canonical[f"{role}.{kind}"] = torch.stack([tensors[f"heads.{i}.{role}.{kind}"] for i in range(H)])
-        canonical["output.weight"] = tensors["output.weight"].view(D, H, K)
-        if self.has_bias:
-            canonical["output.bias"] = tensors["output.bias"]
-        return canonical
-
-    def from_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
-        named = {}
-        for role in INPUT_ROLES:
-            for kind in ("weight", "bias") if self.has_bias else ("weight",):
-                for index, block in enumerate(tensors[f"{role}.{kind}"].unbind()):
-                    named[f"heads.{index}.{role}.{kind}"] = block
-        named["output.weight"] = tensors["output.weight"].flatten(1)
-        if self.has_bias:
-            named["output.bias"] = tensors["output.bias"]
-        return named

@@ -2,15 +2,21 @@
 
 from torch import Tensor, nn
 
-from lockstep.attention.contract import MultiHeadAttention, Tensors
+from lockstep.attention.contract import INPUT_ROLES, MultiHeadAttention
+from lockstep.attention.layout import Layout
 from lockstep.attention.masks import merge_masks
-from lockstep.attention.packed import pack, unpack
 
 
 class TorchAttention(MultiHeadAttention):
     """Translates masks only: torch's meaning is True = hidden, of shape (B·H, T_q, T_k); its dropout is its own."""
 
     canonical_dropout = False
+    layout = (
+        Layout("attention.in_proj_weight", "(r h k) d", INPUT_ROLES),
+        Layout("attention.in_proj_bias", "(r h k)", INPUT_ROLES),
+        Layout("attention.out_proj.weight", "d (h k)", ("output",)),
+        Layout("attention.out_proj.bias", "d", ("output",)),
+    )
 
     def __init__(self, d_model: int, num_heads: int, *, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__(d_model, num_heads, bias=bias, dropout=dropout)
@@ -26,11 +32,3 @@ class TorchAttention(MultiHeadAttention):
         # one for inference, which it takes when query, key and value are the same object; a view is another object.
         output, _ = self.attention(query.view_as(query), key, value, attn_mask=hidden, need_weights=False)
         return output
-
-    def to_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
-        return unpack(
-            self.canonical_shapes(), tensors, "attention.in_proj_weight", "attention.in_proj_bias", "attention.out_proj"
-        )
-
-    def from_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
-        return pack(tensors, "attention.in_proj_weight", "attention.in_proj_bias", "attention.out_proj")

@@ -35,6 +35,7 @@ class CopyTask:
     validation_size: int
     test_size: int
     natural_language: ClassVar[bool] = False
+    target_language: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_length <= self.max_length:

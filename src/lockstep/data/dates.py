@@ -65,6 +65,10 @@ class DatesTask:
                 "widen the years or lower train_size"
             )
 
+    @property
+    def target_language(self) -> str:
+        return self.target_locale
+
     def _days(self) -> range:
         """Proleptic Gregorian ordinals."""
         return range(date(self.first_year, 1, 1).toordinal(), date(self.last_year, 12, 31).toordinal() + 1)

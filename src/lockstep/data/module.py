@@ -19,6 +19,11 @@ class Task(Protocol):
 
     natural_language: ClassVar[bool]  # whether a translation may differ from its reference and still be good
 
+    @property
+    def target_language(self) -> str | None:
+        """Such as de or zh_TW, where the data says it."""
+        ...
+
     def splits(self, seed: int) -> DatasetDict:
         """Text columns ``source`` and ``target`` of the splits train, validation and test."""
         ...
@@ -47,6 +52,7 @@ class DataModule(L.LightningDataModule):
         self._jitter = length_jitter
         self._seed = seed
         self.natural_language = task.natural_language
+        self.target_language = task.target_language
         self.tokenizers, self._texts, self._pairs = task.prepare(task.splits(seed))
         for name, pairs in self._pairs.items():
             if len(pairs) < 2:

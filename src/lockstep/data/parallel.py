@@ -4,6 +4,7 @@ import logging
 import random
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Ge
@@ -57,6 +58,13 @@ class ParallelTask(Corpus):
             raise ValueError("data.dataset needs data.columns=[SOURCE,TARGET], such as [de,en]")
         if self.columns is not None and files and all(isinstance(value, tuple) for value in files.values()):
             raise ValueError("data.columns is of a table or of JSON objects; aligned files have none")
+
+    @property
+    def target_language(self) -> str | None:
+        """As the target's column is called, or as its file ends; it may be no language at all."""
+        if self.columns is not None:
+            return self.columns[1]
+        return Path(self.train[1].removesuffix(".gz")).suffix[1:] if isinstance(self.train, tuple) else None
 
     def splits(self, seed: int) -> DatasetDict:
         """Text columns ``source`` and ``target`` of the splits train, validation and test.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS, UNK = range(4)
+NEVER = (PAD, BOS, UNK)  # what no translation may hold
 CHUNK = 10_000  # texts encoded at a time: the library's record of one is far larger than its ids
 
 

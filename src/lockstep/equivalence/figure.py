@@ -37,7 +37,14 @@ def _losses(axes: Axes, record: Record) -> None:
     curves = {record.reference: record.losses} | {name: found.losses for name, found in record.variants.items()}
     for index, (name, values) in enumerate(curves.items()):
         width = 1 + 4 * (len(curves) - 1 - index) / max(1, len(curves) - 1)
-        axes.plot(values, label=name, linewidth=width, color=f"C{index % 10}", alpha=0.45 if width > 1 else 1)
+        axes.plot(
+            range(1, len(values) + 1),
+            values,
+            label=name,
+            linewidth=width,
+            color=f"C{index % 10}",
+            alpha=0.45 if width > 1 else 1,
+        )
     axes.set_title("What one sees: training loss (nats)", loc="left")
 
 
@@ -64,7 +71,7 @@ def _drift(axes: Axes, record: Record) -> None:
 
 def _points(axes: Axes, steps: Sequence[int], curves: dict[str, list[float]], smallest: float) -> None:
     """Values on logarithmic axes; exact zeros, which have no place there, stand on the bottom line."""
-    axes.set_xscale("symlog", linthresh=1)  # step 0 has no place on a logarithmic axis either
+    axes.set_xscale("log")
     axes.set_yscale("log")
     bottom = min([smallest, *(value for values in curves.values() for value in values if value > 0)]) / 2
     for index, (name, values) in enumerate(curves.items(), start=1):

@@ -26,9 +26,9 @@ logger = logging.getLogger("lockstep")
 
 
 def log_spaced(count: int, max_steps: int) -> list[int]:
-    """About ``count`` steps from 0 to the last, dense at the start, where the optimiser is youngest."""
+    """About ``count`` steps from the first, 1, to the last, dense at the start, where the optimiser is youngest."""
     spaced = torch.logspace(0, torch.log10(torch.tensor(float(max_steps))), max(count - 1, 2), dtype=torch.float64)
-    return sorted({0} | {min(round(float(step)), max_steps - 1) for step in spaced})
+    return sorted({1} | {min(round(float(step)) + 1, max_steps) for step in spaced})
 
 
 class Recorder(L.Callback):
@@ -106,9 +106,9 @@ class Recorder(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
     ) -> None:
-        if trainer.global_step not in self._recorded:
+        module, step = cast(LockstepModule, pl_module), trainer.global_step + 1
+        if step not in self._recorded:
             return
-        module, step = cast(LockstepModule, pl_module), trainer.global_step
         assert self.record is not None
         model = module.model(module.reference.name)
         weights = canonical_weights(model)
@@ -118,13 +118,13 @@ class Recorder(L.Callback):
             weights=weights,
             state=_state(module, module.reference.name),
             optimizer=module.make_optimizer,
-            rate_factor=module.schedule(step),
+            rate_factor=module.schedule(trainer.global_step),
             clip=trainer.gradient_clip_val,
             label_smoothing=module.label_smoothing,
             # In half precision rounding hides small faults: the weights are judged in single.
             dtype=torch.float32 if dtype.itemsize < 4 else dtype,
             training=True,
-            seed=module.seed + step,
+            seed=module.seed + trainer.global_step,
         )
         # The copies themselves, with whatever else they have come to hold than weights.
         running = [replace(v, build=partial(deepcopy, module.model(name))) for name, v in module.variants.items()]
@@ -137,7 +137,7 @@ class Recorder(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
-        module, step = cast(LockstepModule, pl_module), trainer.global_step - 1
+        module, step = cast(LockstepModule, pl_module), trainer.global_step
         assert self.record is not None
         losses = module.losses
         truth = canonical_weights(module.model(module.reference.name))

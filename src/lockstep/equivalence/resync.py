@@ -76,7 +76,7 @@ class Resync:
     """One recorded step, or the check on random weights.
 
     Attributes:
-        step: optimisation steps taken before it.
+        step: its number, from 1; of the check, 0.
         loss: the reference's, in nats.
         variants: by name.
         nulls: each of them, in units of their own lower quartile.

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
 
@@ -24,6 +25,10 @@ class Board(TensorBoardLogger):
         points = {name: value for name, value in metrics.items() if name != "epoch"}  # to Lightning all is one epoch
         super().log_metrics(points, step + 1)  # Lightning counts from 0
 
+    def save(self) -> None:
+        """Nothing beside the event files: the configuration lies in ``config.yaml``."""
+        self.experiment.flush()
+
     def log_results(self, config: dict[str, Any], results: dict[str, float], step: int) -> None:
         """The run's configuration and its final results, for the table of runs."""
         self.log_hyperparams(config, results, step=step - 1)
@@ -35,3 +40,13 @@ class Board(TensorBoardLogger):
     def close(self) -> None:
         """Nothing more will be written."""
         self.experiment.close()
+
+
+class LoggedSteps(L.Callback):
+    """Logs the first step, every ``n``-th and the last, so that a run of any length has a curve."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        trainer.log_every_n_steps = 1 if trainer.global_step in (0, trainer.max_steps - 1) else self._n  # type: ignore[attr-defined]

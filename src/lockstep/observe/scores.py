@@ -3,6 +3,7 @@
 A score without its signature means little, so each carries one: it names the tokenisation, the case and the version.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from torch import Tensor
 
 from lockstep.data.batching import Batch
 from lockstep.data.tokenization import to_line
+from lockstep.observe.segmentation import BleuTokenizer
+
+logger = logging.getLogger("lockstep")
 
 
 @dataclass(frozen=True)
@@ -23,12 +27,13 @@ class Score:
     signature: str
 
 
-def score(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Score]:
+def score(hypotheses: Sequence[str], references: Sequence[str], tokenizer: BleuTokenizer) -> dict[str, Score]:
     """Corpus scores ``bleu``, ``bleu_lowercased`` and ``chrf``.
 
     Args:
         hypotheses: one translation of each sentence, detokenised.
         references: in the same order; one stream, as a file is, not a list for each sentence.
+        tokenizer: of BLEU; chrF counts characters in any language.
 
     Raises:
         ValueError: not as many references as hypotheses, which sacreBLEU would cut to the shorter.
@@ -36,7 +41,8 @@ def score(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Sco
     if len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} translations cannot be scored by {len(references)} references")
     scores = {}
-    for name, metric in {"bleu": BLEU(), "bleu_lowercased": BLEU(lowercase=True), "chrf": CHRF()}.items():
+    bleu = {f"bleu{end}": BLEU(tokenize=tokenizer, lowercase=bool(end)) for end in ("", "_lowercased")}
+    for name, metric in {**bleu, "chrf": CHRF()}.items():
         value = metric.corpus_score(hypotheses, [references]).score
         scores[name] = Score(float(value), str(metric.get_signature()))
     return scores
@@ -49,13 +55,22 @@ class ValidationScores(L.Callback):
         references: of the validation split, in its order.
         plan: the split's indices in each batch: batches hold sentences of like length, not neighbours.
         tokenizer: of the target.
+        bleu_tokenizer: see :func:`score`.
     """
 
-    def __init__(self, references: Sequence[str], plan: Sequence[Sequence[int]], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        references: Sequence[str],
+        plan: Sequence[Sequence[int]],
+        tokenizer: Tokenizer,
+        bleu_tokenizer: BleuTokenizer,
+    ) -> None:
         self._references = references
         self._plan = plan
         self._tokenizer = tokenizer
+        self._bleu_tokenizer = bleu_tokenizer
         self._hypotheses: dict[int, str] = {}
+        self._zeros = 0
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._hypotheses = {}
@@ -74,8 +89,16 @@ class ValidationScores(L.Callback):
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         hypotheses = [self._hypotheses[index] for index in sorted(self._hypotheses)]
-        for name, result in score(hypotheses, self._references).items():
+        results = score(hypotheses, self._references, self._bleu_tokenizer)
+        for name, result in results.items():
             pl_module.log(f"validation/{name}", result.value)
+        self._zeros += results["bleu"].value < 0.005
+        if self._zeros == 2:
+            logger.warning(
+                "validation BLEU stays 0 by the words that tokenizer %s finds: meanwhile chrF, then the loss, tell "
+                "which weights are best. If the target language writes no spaces, use scores.tokenizer=char",
+                self._bleu_tokenizer,
+            )
 
 
 class FinalScores(L.Callback):
@@ -85,13 +108,19 @@ class FinalScores(L.Callback):
         sources: of the test split, in its order.
         references: likewise.
         translate: each source's best translation, as a line of text.
+        bleu_tokenizer: see :func:`score`.
     """
 
     def __init__(
-        self, sources: Sequence[str], references: Sequence[str], translate: Callable[[Sequence[str]], list[str]]
+        self,
+        sources: Sequence[str],
+        references: Sequence[str],
+        translate: Callable[[Sequence[str]], list[str]],
+        bleu_tokenizer: BleuTokenizer,
     ) -> None:
         self._sources = sources
         self.references = references
+        self.bleu_tokenizer = bleu_tokenizer
         self._translate = translate
         self.hypotheses: list[str] = []
         self.scores: dict[str, Score] = {}
@@ -99,4 +128,4 @@ class FinalScores(L.Callback):
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Here the model is on its device, in evaluation mode, and holds the weights that are judged.
         self.hypotheses = self._translate(self._sources)
-        self.scores = score(self.hypotheses, self.references)
+        self.scores = score(self.hypotheses, self.references, self.bleu_tokenizer)

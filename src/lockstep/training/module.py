@@ -12,18 +12,19 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lockstep.data.batching import Batch
-from lockstep.data.tokenization import BOS, EOS, PAD
+from lockstep.data.tokenization import BOS, EOS, NEVER, PAD
 from lockstep.errors import NonFiniteError
 from lockstep.training.clipping import clip_global_norm
 from lockstep.training.loss import summed_loss, training_loss
 from lockstep.transformer import Transformer
-from lockstep.transformer.decoding import greedy, next_token
-from lockstep.transformer.search import own_limit
+from lockstep.transformer.decoding import next_token
+from lockstep.transformer.search import GREEDY, beam_search, own_limit
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 
@@ -166,17 +167,17 @@ class TranslationModule(L.LightningModule):
         limits = torch.full_like(batch.source[:, 0], batch.labels.size(1) * 3 // 2 + 1)  # (B,)
         if self._natural_language:
             limits = own_limit(batch.source_mask.sum(dim=1))
-        tokens = greedy(
+        found = beam_search(
             next_token(self.judged, batch.source, batch.source_mask),
-            len(batch.source),
+            limits.tolist(),
+            GREEDY,
             bos=BOS,
             eos=EOS,
-            pad=PAD,
-            max_length=int(limits.max()),
+            never=NEVER,
             device=batch.source.device,
         )
-        beyond = torch.arange(tokens.size(1), device=tokens.device) >= limits[:, None]  # (B, t)
-        return tokens.masked_fill(beyond, PAD)
+        tokens = [torch.tensor(best.tokens, device=batch.source.device) for (best,) in found]
+        return pad_sequence(tokens, batch_first=True, padding_value=PAD)
 
 
 def exact_matches(translations: Tensor, labels: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,8 +32,8 @@ class Saving(L.Callback):
         config: the run's plain configuration.
         tokenizers: their hash.
         signals: after one of which the run is saved and left.
-        monitor: the metric by which a validation is better than those before.
-        mode: whether less of it is better, or more.
+        criteria: metrics of validation by which one is better than those before, and whether more or less of each is
+            better; each decides where all before it are equal.
         patience: validations in a row without a better one, after which the run ends; None to go on to its end.
     """
 
@@ -45,8 +45,7 @@ class Saving(L.Callback):
         tokenizers: str,
         signals: Signals,
         *,
-        monitor: str,
-        mode: Literal["min", "max"],
+        criteria: Sequence[tuple[str, Literal["min", "max"]]],
         patience: int | None,
     ) -> None:
         self._folder = folder
@@ -54,10 +53,9 @@ class Saving(L.Callback):
         self._record: dict[str, Any] = {"format_version": FORMAT_VERSION, "config": config, "tokenizers": tokenizers}
         self._signals = signals
         self._saved_at: int | None = None
-        self._monitor = monitor
-        self._sign = 1 if mode == "max" else -1
+        self._signs = {f"validation/{name}": 1 if mode == "max" else -1 for name, mode in criteria}
         self._patience = patience
-        self._best = -self._sign * math.inf
+        self._best = [-sign * math.inf for sign in self._signs.values()]
         self._waited = 0
         self._validating = False
         self._random: dict[str, Any] | None = None
@@ -68,12 +66,20 @@ class Saving(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if (self._folder / BEST).exists():  # a checkpoint from elsewhere leaves its best behind
-            self._best, self._waited = state_dict["best"], state_dict["waited"]
+            best = state_dict["best"]
+            # Older checkpoints tell the first criterion alone, and any value of the others is better.
+            self._best = [*best] if isinstance(best, list) else [best, *self._best[1:]]
+            self._waited = state_dict["waited"]
         self._random = state_dict["random"]
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
         self._saved_at = checkpoint["global_step"]
         record = checkpoint["lockstep"]
+        # Where a validation falls on this step, Lightning passes by it once more, and counts the step there. That is
+        # known only now: a run that goes on to more steps may have another interval.
+        passes_by = self._saved_at * trainer.accumulate_grad_batches % int(trainer.val_check_interval) == 0
+        epoch_loop = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
+        epoch_loop["_batches_that_stepped"] = self._saved_at - passes_by
         self._stopped_early = record["stopped_early"] and same_goal(record["config"], self._record["config"])
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
@@ -104,20 +110,26 @@ class Saving(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._validating = False
-        value = float(trainer.callback_metrics[self._monitor])
-        better = self._sign * value > self._sign * self._best  # which no comparison with NaN is
+        values = [float(trainer.callback_metrics[name]) for name in self._signs]
+        better = self._rank(values) > self._rank(self._best)  # which no comparison with NaN is
         self._waited = 0 if better else self._waited + 1
         if self._patience is not None and self._waited >= self._patience:
             trainer.should_stop = True
             logger.info(
-                "ends early: %d validations without a better %s than %.4f", self._waited, self._monitor, self._best
+                "ends early: %d validations without a better %s than %.4f",
+                self._waited,
+                next(iter(self._signs)),
+                self._best[0],
             )
         if better:
-            self._best = value
+            self._best = values
             trainer.save_checkpoint(self._folder / BEST)
         self._saved_at = None
         self._save_last(trainer)
         self._leave_if_asked(trainer)
+
+    def _rank(self, values: Sequence[float]) -> list[float]:
+        return [sign * value for sign, value in zip(self._signs.values(), values, strict=True)]
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._save_last(trainer)
@@ -162,10 +174,6 @@ def place_loops(checkpoint: Checkpoint, trainer: L.Trainer, validation_due: bool
         entry["total"], entry["current"] = dict(counters), dict(counters)
         if "is_last_batch" in entry:
             entry["is_last_batch"] = False
-    # Where a validation falls on this step, Lightning passes by it once more, and counts the step there.
-    interval = trainer.val_check_batch
-    passes_by = interval is not None and batches % interval == 0
-    loops["epoch_loop.state_dict"]["_batches_that_stepped"] = trainer.global_step - passes_by
 
 
 def random_state() -> dict[str, Any]:

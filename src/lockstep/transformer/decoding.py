@@ -1,4 +1,4 @@
-"""Decoding: the next token's logits, with remembered keys and values or recomputed, and greedy search on them.
+"""Decoding: the next token's logits, with remembered keys and values or recomputed.
 
 Several prefixes may continue one source, as in beam search: they are rows side by side, and attend to its keys as so
 many queries.
@@ -105,23 +105,3 @@ class CachedDecoder:
 def next_token(model: Transformer, source: Tensor, source_mask: Tensor) -> Decoder:
     """The fast decoder where every attention has canonical weights, else the one that recomputes."""
     return (CachedDecoder if has_canonical_layout(model) else RecomputedDecoder)(model, source, source_mask)
-
-
-@torch.no_grad()
-def greedy(
-    step: Decoder, batch_size: int, *, bos: int, eos: int, pad: int, max_length: int, device: torch.device
-) -> Tensor:
-    """The most probable token at each step, until every sequence has ended or ``max_length`` tokens follow BOS.
-
-    Returns:
-        (B, t) token ids without BOS, each up to and including its EOS, then padded.
-    """
-    tokens = torch.full((batch_size, 1), bos, device=device)
-    ended = torch.zeros(batch_size, dtype=torch.bool, device=device)
-    for _ in range(max_length):
-        best = step(tokens).argmax(dim=-1).masked_fill(ended, pad)
-        tokens = torch.cat([tokens, best[:, None]], dim=1)
-        ended |= best == eos
-        if ended.all():
-            break
-    return tokens[:, 1:]

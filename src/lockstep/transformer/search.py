@@ -20,7 +20,7 @@ class SearchOptions:
     """How to search. Every length counts a hypothesis's tokens: EOS is one, BOS and padding are not.
 
     Args:
-        beam_size: hypotheses kept of each sentence; 1 is greedy search.
+        beam_size: hypotheses kept of each sentence; 1 is greedy search, which ends with the first EOS.
         length_penalty: alpha of the score, log-probability / length^alpha, by which ended hypotheses are compared; 0
             compares log-probabilities, which favours short ones, and 1 the mean of a token. (The form of fairseq,
             Marian and Hugging Face; the ((5 + length) / 6)^alpha of Wu et al., 2016, prefers others.)
@@ -28,6 +28,8 @@ class SearchOptions:
         max_length: most tokens, at which a hypothesis is cut, without EOS; None for twice the sentence's own source
             tokens, BOS and EOS among them, and ten more.
         n_best: translations to return of each sentence.
+        early_stopping: end a sentence once ``beam_size`` hypotheses have ended, though another could still win (Hugging
+            Face's option of this name; false is its "never").
 
     Raises:
         ValueError: a number out of range.
@@ -38,6 +40,7 @@ class SearchOptions:
     min_length: int
     max_length: int | None
     n_best: int
+    early_stopping: bool
 
     def __post_init__(self) -> None:
         for name in ("beam_size", "min_length", "n_best"):
@@ -57,6 +60,9 @@ class SearchOptions:
     def score(self, log_probability: float, length: int) -> float:
         """What hypotheses are compared by."""
         return log_probability / length**self.length_penalty
+
+
+GREEDY = SearchOptions(beam_size=1, length_penalty=0.0, min_length=1, max_length=None, n_best=1, early_stopping=True)
 
 
 def own_limit(source_tokens: Tokens) -> Tokens:
@@ -85,10 +91,11 @@ def beam_search(
     """The best hypotheses found of each sentence, best first.
 
     At each step the ``beam_size`` likeliest continuations of a sentence are looked at: those by EOS have ended, and
-    the likeliest others are kept, to make up ``beam_size``. A sentence's search ends once as many have ended, or at
-    its limit, or when none that is kept could still come among the ``n_best``, which changes no result. Sentences do
-    not influence each other; of equal candidates the one from the better hypothesis comes first, then the lower
-    token id, and of equal translations the one that ended first.
+    the likeliest others are kept, to make up ``beam_size``. A sentence's search ends at its limit, or once none that
+    is kept could still come among the ``n_best``, however surely it went on; a beam of one, and any with
+    ``early_stopping``, ends once ``beam_size`` have ended. Sentences do not influence each other; of equal candidates
+    the one from the better hypothesis comes first, then the lower token id, and of equal translations the one that
+    ended first.
 
     Args:
         decoder: of the batch of sentences.
@@ -134,20 +141,22 @@ def beam_search(
             row
             for row, sentence in enumerate(active)
             if limits[sentence] > length
-            and not _complete(ended[sentence], options, options.score(best[row], limits[sentence]))
+            and not _over(ended[sentence], options, options.score(best[row], limits[sentence]))
         ]
         active = [active[row] for row in searched]
         rows = torch.tensor(searched, device=device, dtype=torch.long)
         totals, parents, following = totals[rows], parents[rows], following[rows]
         tokens = torch.cat([tokens[rows[:, None], parents], following[..., None]], dim=-1)
-        decoder.select(rows, (rows[:, None] * k + parents).flatten())
+        if len(searched) < B or options.beam_size > 1:  # else every hypothesis stays where it is
+            decoder.select(rows, (rows[:, None] * k + parents).flatten())
     return [sorted(hypotheses, key=lambda h: -h.score)[: options.n_best] for hypotheses in ended]
 
 
-def _complete(ended: list[Hypothesis], options: SearchOptions, bound: float) -> bool:
-    """Whether as many have ended as are asked for, given the best score that one going on could reach."""
-    better = sum(hypothesis.score >= bound for hypothesis in ended)
-    return len(ended) >= options.beam_size or better >= options.n_best
+def _over(ended: list[Hypothesis], options: SearchOptions, bound: float) -> bool:
+    """Whether a sentence has its translations, given the best score that a hypothesis going on could reach."""
+    if len(ended) >= options.beam_size and (options.early_stopping or options.beam_size == 1):
+        return True
+    return sum(hypothesis.score >= bound for hypothesis in ended) >= options.n_best
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
