@@ -125,6 +125,7 @@ class Composer:
         if not (equals or deletes):
             raise ConfigurationError(f"{word} says nothing: an option and its value are one word, as in option=value")
         if option in self.paths and value not in ("", "null") and not re.fullmatch(r"(['\"]).*\1", value, re.DOTALL):
+            value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # no reference to another option
             value = QuotedString(value, Quote.single).with_quotes()
         if any(f"{option}.".startswith(f"{node}.") for node in self.open_nodes):
             option = f"++{option}"
