@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from lockstep.errors import ConfigurationError
-from lockstep.hints import as_argument, meant, nearest
+from lockstep.hints import MEANT, as_argument, meant, nearest
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class Composer:
         option, equals, value = word.partition("=")
         deletes = word.startswith("~")
         group = option.lstrip("+~").partition("@")[0]
-        if not (equals or deletes):
-            raise ConfigurationError(f"{word} says nothing: an option and its value are one word, as in option=value")
+        if not (group and (equals or deletes)):
+            raise ConfigurationError(f"'{word}' says nothing: an option and its value are one word, as in option=value")
         if option in self.paths and value not in ("", "null") and not re.fullmatch(r"(['\"]).*\1", value, re.DOTALL):
             value = QuotedString(value, Quote.single).with_quotes()
         if any(option.startswith(f"{node}.") for node in self.open_nodes):
@@ -133,13 +133,20 @@ class Composer:
         except HydraException as error:
             raise ConfigurationError(_unreadable(option, value, error)) from None
         if (self.folder / group).is_dir() and group and not deletes and not override.is_sweep_override():
+            if group not in self._groups():
+                raise ConfigurationError(f"unknown option {option}{meant(option, self._known(()))}")
             choice = override.value()
             if choice is None and group in self._without_choice():
                 return None
             if not isinstance(choice, str) or choice not in self._options(group):
-                hint = nearest(str(choice), self._options(group), f"{group}=")
-                raise ConfigurationError(f"{word} does not exist{hint}")
+                raise ConfigurationError(f"{word} does not exist{self._choice_hint(group, str(choice))}")
         return override
+
+    def _choice_hint(self, group: str, choice: str) -> str:
+        for other in MEANT.get(group, []):
+            if choice in self._options(other):
+                return f"; {other}={choice} is for another script, which its file names"
+        return nearest(choice, self._options(group), f"{group}=")
 
     def _defaults(self) -> list[Any]:
         config = OmegaConf.load(self.folder / f"{self.name}.yaml")
@@ -173,7 +180,7 @@ class Composer:
 
     def _known(self, overrides: Sequence[str]) -> list[str]:
         """Dotted names of all options under the groups that the overrides choose, and the groups themselves."""
-        chosen = [word for word in overrides if (self.folder / word.partition("=")[0]).is_dir()]
+        chosen = [word for word in overrides if word.partition("=")[0] in self._groups()]
         try:
             with self._hydra():
                 config = hydra.compose(self.name, chosen)

@@ -1,6 +1,5 @@
 """The composition root: from a configuration to a trained model and its run folder."""
 
-import importlib
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from omegaconf import OmegaConf
 from torch import nn
 from torch.optim import Optimizer
@@ -24,8 +24,8 @@ from lockstep.configuration import (
     TrainOptions,
     as_argument,
     check_arguments,
-    nearest,
     parse,
+    say_doubts,
 )
 from lockstep.data.module import DataModule
 from lockstep.errors import Interrupted, NonFiniteError
@@ -45,6 +45,7 @@ from lockstep.runs import (
     with_absolute_paths,
     with_attention,
 )
+from lockstep.targets import attention_class, locate
 from lockstep.trainer import build_trainer, quiet_libraries
 from lockstep.training.checkpoints import BEST, Checkpoint, CheckpointFiles, read_checkpoint, write_checkpoint
 from lockstep.training.conversion import ConversionError, convert_checkpoint
@@ -59,39 +60,9 @@ from lockstep.watching import build_saving, callbacks, check_scores
 logger = logging.getLogger("lockstep")
 
 
-def locate(node: Node, path: str) -> Callable[..., Any]:
-    """The class or function that a node's ``_target_`` names.
-
-    Raises:
-        ConfigurationError: there is no such name. What goes wrong inside an imported file is raised as it is.
-    """
-    target = node.get("_target_")
-    if not isinstance(target, str) or "." not in target:
-        raise ConfigurationError(f"option {path}._target_ must be a dotted name of a class, got {target!r}")
-    module_name, _, name = target.rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise  # the file was found; something it imports was not
-        raise ConfigurationError(
-            f"option {path}._target_={target}: no module named {error.name}, neither installed nor here"
-        ) from None
-    if not hasattr(module, name):
-        classes = [
-            n for n, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name
-        ]
-        raise ConfigurationError(f"option {path}._target_={target}: no {name} in {module_name}{nearest(name, classes)}")
-    return getattr(module, name)
-
-
 def attention_factory(options: TrainOptions) -> Callable[[], MultiHeadAttention]:
     """Makes one attention module of the run's size; its arguments are checked here, once."""
-    cls = locate(options.attention, "attention")
-    if not (isinstance(cls, type) and issubclass(cls, MultiHeadAttention)):
-        raise ConfigurationError(
-            f"option attention._target_={options.attention['_target_']} is not a lockstep.attention.MultiHeadAttention"
-        )
+    cls = attention_class(options.attention, "attention")
     model = options.model
     arguments = check_arguments(
         cls, {**options.attention, "bias": model.bias, "dropout": model.attention_dropout}, "attention.", positional=2
@@ -167,10 +138,7 @@ def build_module(options: TrainOptions, model: Transformer, natural_language: bo
         raise ConfigurationError(
             "option average_decay: an average in bfloat16 stands still; trainer.precision=bf16-mixed keeps float32"
         )
-    try:
-        optimizer([nn.Parameter()])
-    except ValueError as error:
-        raise ConfigurationError(f"optimizer: {error}") from error
+    _try(optimizer)
     factor = schedule(options.schedule.name, options.schedule.warmup_steps, options.trainer.max_steps)
     return TranslationModule(
         model,
@@ -180,6 +148,17 @@ def build_module(options: TrainOptions, model: Transformer, natural_language: bo
         average_decay=options.average_decay,
         natural_language=natural_language,
     )
+
+
+def _try(optimizer: Callable[[Any], Optimizer]) -> None:
+    """Refuse an optimiser that cannot be made, or takes no step on a vector and a matrix with dense gradients."""
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in ((2,), (2, 2))]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    try:
+        optimizer(parameters).step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise ConfigurationError(f"optimizer: {str(error).splitlines()[0]}") from error
 
 
 def train(config: dict[str, Any]) -> dict[str, Any]:
@@ -224,6 +203,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
             for change in resumed.changes:
                 logger.info("changed: %s", change)
         machine.say_if_slow(options.trainer, options.model.d_model, options.model.d_ff)
+        say_doubts(options)
         saving = build_saving(options, config, data, folder / "checkpoints", signals)
         watchers = [*callbacks(options, data, module.judged, signals), signals, saving]
         trainer = build_trainer(options.trainer, board, watchers, CheckpointFiles(checkpoint))

@@ -14,6 +14,7 @@ from typing import Any
 
 from lockstep.configuration import ConfigurationError, Node, TrainOptions, as_argument
 from lockstep.errors import CheckpointError
+from lockstep.terminal import PrintableFormatter
 from lockstep.training.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
 from lockstep.training.saving import same_goal
 
@@ -54,8 +55,6 @@ def new_run_folder(output: Path, name: str) -> Path:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
-        except OSError as error:
-            raise ConfigurationError(f"options output={output}, name={name}: {error.strerror}") from None
         return folder
     raise ConfigurationError(f"option output={output}: no free run folder")
 
@@ -64,7 +63,7 @@ def new_run_folder(output: Path, name: str) -> Path:
 def log_file(folder: Path, name: str = "train.log") -> Iterator[None]:
     """Write the project's log to a file of the run, after what is there."""
     log = logging.FileHandler(folder / name, encoding="utf-8")
-    log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.setFormatter(PrintableFormatter("%(asctime)s %(message)s"))
     logger.addHandler(log)
     try:
         yield

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lockstep.equivalence.record import Record
 from lockstep.equivalence.resync import CONTROLS, LIMIT, NULLS
+from lockstep.files import whole_file
 
 GREY = "0.55"
 MARKERS = "osD^vP*X"
@@ -20,6 +22,11 @@ def draw(record: Record, path: Path) -> None:
         record: of a finished run.
         path: of the PNG.
     """
+    with rc_context({"text.parse_math": False}), whole_file(path) as file:  # a name with a $ is no formula
+        _draw(record).savefig(file, format="png", dpi=100)
+
+
+def _draw(record: Record) -> Figure:
     figure = Figure(figsize=(10, 9.5), layout="constrained")
     losses, resync, drift = figure.subplots(3, 1, height_ratios=[1, 1.3, 1])
     _losses(losses, record)
@@ -29,7 +36,7 @@ def draw(record: Record, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     drift.set_xlabel("optimisation step")
-    figure.savefig(path, dpi=100)
+    return figure
 
 
 def _losses(axes: Axes, record: Record) -> None:
