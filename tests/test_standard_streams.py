@@ -148,7 +148,7 @@ def test_c42_standard_output_holds_translations_alone(trained):
     assert [line.split(" ")[0] for line in errors.decode().splitlines()] == ["translating", "3"]
     started = process("checkpoint=nowhere")
     output, errors = started.communicate(b"a\n")
-    assert (started.returncode, output, errors) == (1, b"", b"error: checkpoint nowhere does not exist\n")
+    assert (started.returncode, output, errors) == (65, b"", b"error: checkpoint nowhere does not exist\n")
 
 
 @pytest.mark.slow

@@ -65,7 +65,10 @@ def run(command: Command, words: Sequence[str]) -> int:
     received: list[int] = []
     try:
         with _interruptible(received):
-            return _run(command, words)
+            status = _run(command, words)
+            if received:  # something swallowed it
+                raise Interrupted(received[0])
+            return status
     except BaseException as error:
         # What a library makes of an exception in the middle of its import is anybody's guess.
         stopped = Interrupted(received[0]) if received and not isinstance(error, Interrupted) else error
@@ -110,7 +113,7 @@ def _run(command: Command, words: Sequence[str]) -> int:
         return outcome if isinstance(outcome, int) else 0
     from lockstep.sweep import Sweep
 
-    sweep = Sweep.begin(Path(jobs[0].values["output"]))
+    sweep = Sweep.begin(Path(jobs[0].values["output"]), len(jobs))
     statuses = [0]
     try:
         for number, job in enumerate(jobs):

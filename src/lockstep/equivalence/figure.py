@@ -1,5 +1,6 @@
 """The figure of a comparison: what one sees, and below it what can be judged."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +23,9 @@ def draw(record: Record, path: Path) -> None:
         record: of a finished run.
         path: of the PNG.
     """
-    with rc_context({"text.parse_math": False}), whole_file(path) as file:  # a name with a $ is no formula
+    # A name with a $ is no formula, and a letter that the font has not got is a box.
+    with rc_context({"text.parse_math": False}), warnings.catch_warnings(), whole_file(path) as file:
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         _draw(record).savefig(file, format="png", dpi=100)
 
 
