@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "observe": {"attention", "transformer", "data", "training", "translation", "observe"},
     "equivalence": {"attention", "transformer", "data", "training", "equivalence"},
 }
-EVERYWHERE = {"files", "errors", "terminal", "terminal"}  # these import no room
+EVERYWHERE = {"files", "errors", "terminal"}  # these import no room
 VARIANTS = {"per_head", "fused", "packed", "einsum", "sdpa", "torch_mha", "shared_heads"}
 
 
