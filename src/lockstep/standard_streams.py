@@ -17,6 +17,7 @@ from lockstep.data.lines import decoded
 from lockstep.data.tokenization import BOS
 from lockstep.observe.attention_maps import attention_maps, draw_attention, token_labels
 from lockstep.runs import shown
+from lockstep.terminal import counted
 from lockstep.trained import Trained, load_trained
 from lockstep.trainer import quiet_libraries
 from lockstep.translation import Translation, Translator
@@ -52,7 +53,7 @@ def translate(config: dict[str, Any]) -> None:
             sys.stdout.buffer.flush()
             done += len(lines)
             if len(lines) == CHUNK:  # so there may be more
-                logger.info("%d lines so far, in %.1f s", done, time.perf_counter() - started)
+                logger.info("%s so far, in %.1f s", counted(done, "line"), time.perf_counter() - started)
             real = next((line for line in lines if line.strip()), None)
             if picture is not None and real is not None:
                 _draw(trained, translator, real, picture)
@@ -60,7 +61,7 @@ def translate(config: dict[str, Any]) -> None:
     except BrokenPipeError:  # whoever reads has read enough, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
-    logger.info("%d lines in %.1f s", done, time.perf_counter() - started)
+    logger.info("%s in %.1f s", counted(done, "line"), time.perf_counter() - started)
 
 
 def read_chunks(stream: Iterable[bytes], size: int) -> Iterator[list[str]]:
