@@ -29,6 +29,8 @@ def command(*arguments, cwd=ROOT):
         ("model.num_heads=3", "num_heads=3, d_model=64"),
         ("model.d_model=true", "option model.d_model=True: input should be a valid integer"),
         ("model.dropout=1.0", "option model.dropout=1.0: input should be less than 1"),
+        ("model.dropout=0.999999", "model: dropout is a probability, 0 <= p < 1, and leaves one entry in 65,536; got 0.999999"),
+        ("model.attention_dropout=0.999999", "model: dropout is a probability"),
         ("model.norm=post_norm", "option model.norm=post_norm: input should be 'post' or 'pre'"),
         ("seed=abc", "option seed=abc: input should be a valid integer"),
         ("seed=-1", "option seed=-1: input should be greater than or equal to 0"),
@@ -41,7 +43,7 @@ def command(*arguments, cwd=ROOT):
         ("optimizer.lr=-1.0", "optimizer: Invalid learning rate: -1.0"),
         ("data.symbols=1", "too few different sequences"),
         ("data.min_length=9", "data: 1 <= min_length <= max_length"),
-        ("data.test_size=1", "the test split has 1 examples"),
+        ("data.test_size=1", "the test split has 1 example; at least 2"),
         (
             "attention._target_=lockstep.attention.fused.Fusd",
             "no Fusd in lockstep.attention.fused; there are FusedAttention",

@@ -53,7 +53,7 @@ def translate(config: dict[str, Any]) -> None:
             sys.stdout.buffer.flush()
             done += len(lines)
             if len(lines) == CHUNK:  # so there may be more
-                logger.info("%s so far, in %.1f s", counted(done, "line"), time.perf_counter() - started)
+                logger.info("%d lines so far, in %.1f s", done, time.perf_counter() - started)
             real = next((line for line in lines if line.strip()), None)
             if picture is not None and real is not None:
                 _draw(trained, translator, real, picture)
