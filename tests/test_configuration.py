@@ -30,6 +30,8 @@ def composer(name: str) -> Composer:
         ("model.d_ff=1.5", "option model.d_ff=1.5: must be a whole number"),
         ("model.d_ff=99999999999", "option model.d_ff=99999999999: must be less than 2147483648"),
         ("model.dropout=1.0", "option model.dropout=1.0: must be less than 1"),
+        ("model.dropout=0.999999", "model: dropout is a probability, 0 <= p < 1, and leaves one entry in 65,536"),
+        ("model.attention_dropout=0.999999", "model: dropout is a probability"),
         ("model.norm=post_norm", "option model.norm=post_norm: must be 'post' or 'pre'"),
         ("model.bias=1", "option model.bias=1: must be true or false"),
         ("seed=abc", "option seed=abc: must be a whole number"),
@@ -46,7 +48,7 @@ def composer(name: str) -> Composer:
         ("optimizer.lr=-1.0", "optimizer: Invalid learning rate: -1.0"),
         ("data.symbols=1", "too few different sequences"),
         ("data.min_length=9", "data: 1 <= min_length <= max_length"),
-        ("data.test_size=1", "the test split has 1 examples"),
+        ("data.test_size=1", "the test split has 1 example; at least 2"),
         (
             "attention._target_=lockstep.attention.fused.Fusd",
             "no Fusd in lockstep.attention.fused; there are FusedAttention",

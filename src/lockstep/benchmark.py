@@ -12,7 +12,7 @@ from torch.utils.benchmark import Timer
 from lockstep.attention import Arithmetic, MultiHeadAttention
 from lockstep.configuration import ConfigurationError, Positive, check_arguments, parse
 from lockstep.targets import attention_class
-from lockstep.terminal import cell, console
+from lockstep.terminal import cell, console, counted
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,9 @@ def benchmark(config: Mapping[str, Any]) -> None:
     costs = measure(modules, x, options.rounds, options.repeats)
     first = next(iter(costs))
     table = Table(
-        title=f"d_model {options.d_model}, {options.num_heads} heads, {options.batch_size} x {options.length} tokens, "
-        f"{options.arithmetic} arithmetic, {torch.get_num_threads()} threads"
+        title=f"d_model {options.d_model}, {counted(options.num_heads, 'head')}, "
+        f"{options.batch_size} x {options.length} tokens, {options.arithmetic} arithmetic, "
+        f"{counted(torch.get_num_threads(), 'thread')}"
     )
     for heading in ("variant", "parameters", "forward + backward", f"/ {first}"):
         table.add_column(cell(heading), justify="left" if heading == "variant" else "right")

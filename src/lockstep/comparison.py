@@ -42,7 +42,7 @@ from lockstep.observe.board import Board
 from lockstep.observe.progress import NowAndThen
 from lockstep.runs import log_file, new_run_folder, shown, tensorboard_command
 from lockstep.targets import attention_class, locate
-from lockstep.terminal import console
+from lockstep.terminal import console, counted
 from lockstep.trainer import build_trainer, quiet_libraries
 from lockstep.training.schedules import schedule
 from lockstep.transformer.canonical import has_canonical_layout
@@ -185,7 +185,7 @@ def setting(options: TrainOptions) -> dict[str, str]:
         "optimizer": str(options.optimizer["_target_"]).rpartition(".")[2],
         "arithmetic": f"{options.arithmetic} arithmetic",
         "seed": f"seed {options.seed}",
-        "machine": f"{device} {platform.machine()} {kind} with {torch.get_num_threads()} thread(s)",
+        "machine": f"{device} {platform.machine()} {kind} with {counted(torch.get_num_threads(), 'thread')}",
         "torch": f"torch {torch.__version__}",
     }
 

@@ -20,6 +20,7 @@ from lockstep.errors import InputError
 from lockstep.files import write_whole
 from lockstep.observe.attention_maps import attention_maps, draw_attention, token_labels
 from lockstep.runs import shown
+from lockstep.terminal import counted
 from lockstep.trained import Trained, load_trained
 from lockstep.trainer import quiet_libraries
 from lockstep.translation import MOST_CHARACTERS, Translation, Translator
@@ -67,7 +68,7 @@ def translate(config: dict[str, Any]) -> None:
     translator.say_cut()
     if picture is not None:
         logger.warning("no picture: there was no line to translate")
-    logger.info("%d lines in %.1f s", done, time.perf_counter() - started)
+    logger.info("%s in %.1f s", counted(done, "line"), time.perf_counter() - started)
 
 
 def _check_output(picture: Path) -> None:

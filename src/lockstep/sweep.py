@@ -11,7 +11,7 @@ from rich.table import Table
 
 from lockstep.files import write_whole
 from lockstep.runs import new_run_folder, shown
-from lockstep.terminal import cell, console, say
+from lockstep.terminal import cell, console, counted, say
 
 # Metrics by the heads of their columns; a task has the first or the second.
 COLUMNS = {
@@ -73,7 +73,7 @@ class Sweep:
         for row in rows:
             table.add_row(*map(cell, row))
         console().print(table)
-        say(f"{len(rows)} jobs of {self.jobs}, {self.failed} failed: {shown(self.folder / 'results.csv')}")
+        say(f"{len(rows)} of {counted(self.jobs, 'job')}, {self.failed} failed: {shown(self.folder / 'results.csv')}")
 
 
 def _rank(outcome: Mapping[str, Any] | str) -> tuple[bool, float, float]:

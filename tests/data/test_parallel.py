@@ -66,7 +66,7 @@ def test_three_lines_train_and_translate_and_it_is_said_what_they_are_scored_on(
     ]
     train(compose(*options, "attention_maps_every=0", "output=out"))
     assert "none of the 3 training pairs is held out for validation and test" in caplog.text
-    assert "3 training pairs, 17 target tokens, 1 batches an epoch, padding" in caplog.text
+    assert "3 training pairs, 17 target tokens, 1 batch an epoch, padding" in caplog.text
     assert texts(data(), "train") == texts(data(), "test") == THREE
 
 

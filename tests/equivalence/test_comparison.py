@@ -176,10 +176,18 @@ def test_a_comparison_leaves_figures_a_picture_and_overlaid_scalars(ordered):
     _, result = ordered
     folder = result["folder"]
     assert (folder / "comparison.png").stat().st_size > 10_000
+    assert not (folder / "hparams.yaml").exists()
     board = EventAccumulator(str(folder))
     board.Reload()
     tags = board.Tags()["scalars"]
     assert {"loss/per_head", "loss/fused", "resync/fused", "resync/control 1e-04", "drift/fused"} <= set(tags)
+    assert "epoch" not in tags
+    # Steps are counted as in train.py: the first is 1.
+    assert [event.step for event in board.Scalars("loss/fused")] == list(range(1, 61))
+    recorded = [event.step for event in board.Scalars("resync/fused")]
+    assert (recorded[0], recorded[-1]) == (1, 60)
+    assert [step["step"] for step in result["figures"]["resyncs"]] == recorded
+    assert [event.step for event in board.Scalars("drift/fused")] == recorded
     assert "custom_scalars__config__" in board.Tags()["tensors"]
 
 
@@ -216,6 +224,7 @@ def test_each_experiment_gives_the_verdict_at_its_head(output, experiment):
             "is not a lockstep.eq",
         ),
         (["compare.variants=[per_head,json.loads]"], "is not a lockstep.attention.MultiHeadAttention"),
+        (["trainer.precision=16-mixed"], "a CPU has bf16-mixed, or 32-true"),
         (["+compare.tolerance=1"], "unknown option compare.tolerance"),
     ],
 )

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from lockstep.data.batching import Batch, EndlessBatches, LengthGroupedBatches, collate
 from lockstep.data.preparation import Pairs, Prepared
+from lockstep.terminal import counted
 
 logger = logging.getLogger("lockstep")
 
@@ -56,7 +57,7 @@ class DataModule(L.LightningDataModule):
         self.tokenizers, self._texts, self._pairs = task.prepare(task.splits(seed))
         for name, pairs in self._pairs.items():
             if len(pairs) < 2:
-                raise ValueError(f"the {name} split has {len(pairs)} examples; at least 2 are needed")
+                raise ValueError(f"the {name} split has {counted(len(pairs), 'example')}; at least 2 are needed")
         self._batches_before = 0  # those of the sessions before this one
         self._stream = EndlessBatches(self.batches("train"))
 

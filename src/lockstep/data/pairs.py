@@ -8,6 +8,7 @@ from pathlib import Path
 from datasets import Dataset
 
 from lockstep.data.lines import read_lines
+from lockstep.terminal import counted
 
 Files = str | tuple[str, str]
 Columns = tuple[str, str]
@@ -31,8 +32,8 @@ def read_pairs(files: Files, columns: Columns | None) -> Dataset:
         source, target = (read_lines(Path(file)) for file in files)
         if len(source) != len(target):
             raise ValueError(
-                f"{files[0]} has {len(source)} lines and {files[1]} has {len(target)}; each line of one must be the "
-                "translation of the same line of the other"
+                f"{files[0]} has {counted(len(source), 'line')} and {files[1]} has {len(target):,}; each line of one "
+                "must be the translation of the same line of the other"
             )
         return without_empty(source, target, " and ".join(files))
     path = Path(files)

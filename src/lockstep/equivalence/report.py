@@ -12,7 +12,7 @@ from rich.table import Table
 from lockstep.equivalence.record import Record
 from lockstep.equivalence.resync import CONTROLS, Excess
 from lockstep.equivalence.verdict import Verdict
-from lockstep.terminal import cell
+from lockstep.terminal import cell, counted
 
 FORMAT_VERSION = 1
 
@@ -27,7 +27,7 @@ class ScalarWriter(Protocol):
 
 def show(record: Record, verdicts: dict[str, Verdict], console: Console) -> None:
     """Print a table of figures, then each verdict in a sentence."""
-    title = cell(f"compared with {record.reference}, {len(record.losses):,} steps")
+    title = cell(f"compared with {record.reference}, {counted(len(record.losses), 'step')}")
     table = Table(title=title, title_justify="left")
     for heading in ("", "verdict", "check", "resync", "key bias", "drift"):
         table.add_column(heading, justify="left" if heading in ("", "verdict") else "right", no_wrap=True)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from lockstep.errors import Interrupted
+from lockstep.terminal import counted
 from lockstep.training.checkpoints import BEST, FORMAT_VERSION, LAST, PREVIOUS, Checkpoint
 from lockstep.training.signals import Signals
 
@@ -116,8 +117,8 @@ class Saving(L.Callback):
         if self._patience is not None and self._waited >= self._patience:
             trainer.should_stop = True
             logger.info(
-                "ends early: %d validations without a better %s than %.4f",
-                self._waited,
+                "ends early: %s without a better %s than %.4f",
+                counted(self._waited, "validation"),
                 next(iter(self._signs)),
                 self._best[0],
             )
