@@ -235,7 +235,7 @@ def test_a_sweep_that_is_stopped_keeps_what_ran_and_tells_where_the_rest_stopped
         ("1", "", "stopped by SIGTERM: saved step 3; go on with: x"),
     ]
     assert errors == "error: stopped by SIGTERM: saved step 3; go on with: x\n"
-    assert "2 jobs of 3, 1 failed" in output
+    assert "2 of 3 jobs, 1 failed" in output
 
 
 def test_a_sweep_refuses_before_it_makes_a_folder(tmp_path, monkeypatch, capsys):

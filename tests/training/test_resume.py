@@ -278,7 +278,7 @@ def test_c44_nan_never_is_the_best(tmp_path):
         go_on(folder, trainer={**saved["trainer"], "max_steps": 20})  # what was best is still known
     assert state(folder)["global_step"] == 20
     assert state(folder, "best.ckpt")["global_step"] == 12
-    assert state(folder)["callbacks"]["Saving"]["best"] == pytest.approx(0.4)
+    assert state(folder)["callbacks"]["Saving"]["best"] == pytest.approx([0.4])
 
 
 def test_c40_hyperparameters_are_shown_as_plain_resolved_values(whole):
