@@ -3,15 +3,16 @@
 import errno
 import os
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lockstep.attention import Arithmetic
 from lockstep.attention.foreign import NoSuchTarget
-from lockstep.configuration import ConfigurationError, parse
+from lockstep.configuration import parse
+from lockstep.errors import ConfigurationError
 from lockstep.files import write_whole
+from lockstep.terminal import say
 from lockstep.verification.calling import NoSuchOption
 from lockstep.verification.certificate import ADAPTED
 from lockstep.verification.verdict import verify
@@ -59,16 +60,16 @@ def certify(config: dict[str, Any], conf: Path) -> int:
         certificate = verify(target, arguments, options.conventions)
     except (NoSuchOption, NoSuchTarget) as error:
         raise ConfigurationError(str(error)) from error
-    _say(certificate.table())
+    say(certificate.table())
     if output is not None:
         certificate.save(output)
     if saved is None:
         return certificate.exit_status
     if certificate.verdict == "equivalent":
         write_whole(saved, certificate.yaml())
-        _say(f"Written: {saved}\nTrain it with: python scripts/train.py attention={options.save}")
+        say(f"Written: {saved}\nTrain it with: python scripts/train.py attention={options.save}")
     else:
-        _say(f"Not saved as {options.save}: that takes an equivalent class, and the verdict is: {certificate.verdict}")
+        say(f"Not saved as {options.save}: that takes an equivalent class, and the verdict is: {certificate.verdict}")
     return certificate.exit_status
 
 
@@ -116,10 +117,3 @@ def _require_writable(path: Path, option: str) -> None:
         raise ConfigurationError(f"option {option}: there is no folder {place}")
     if not os.access(place, os.W_OK):
         raise PermissionError(errno.EACCES, f"option {option}: not allowed to write", str(place))
-
-
-def _say(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # whoever reads has read enough, as head does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -125,8 +125,9 @@ class Composer:
         if not (group and (equals or deletes)):
             raise ConfigurationError(f"'{word}' says nothing: an option and its value are one word, as in option=value")
         if option in self.paths and value not in ("", "null") and not re.fullmatch(r"(['\"]).*\1", value, re.DOTALL):
+            value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # no reference to another option
             value = QuotedString(value, Quote.single).with_quotes()
-        if any(option.startswith(f"{node}.") for node in self.open_nodes):
+        if any(f"{option}.".startswith(f"{node}.") for node in self.open_nodes):
             option = f"++{option}"
         try:
             override = OverridesParser.create().parse_override(f"{option}{equals}{value}")

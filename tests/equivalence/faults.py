@@ -107,6 +107,21 @@ class Failing(FusedAttention):
         return super().forward(query, key, value, mask, is_causal)
 
 
+class KeyFrozen(FusedAttention):
+    """The right function, of which a part is not trained."""
+
+    def __init__(self, d_model, num_heads, *, bias=True, dropout=0.0):
+        super().__init__(d_model, num_heads, bias=bias, dropout=dropout)
+        self.key.requires_grad_(False)
+
+
+class ReturnsWeightsToo(FusedAttention):
+    """The result in a tuple."""
+
+    def forward(self, query, key, value, mask=None, is_causal=False):
+        return super().forward(query, key, value, mask, is_causal), None
+
+
 ALL = [
     QueryHeadsSwapped,
     CausalOffByOne,
@@ -115,4 +130,5 @@ ALL = [
     ScaledByOneInAThousand,
     WrongInTrainingOnly,
     WrongAfterAWhile,
+    KeyFrozen,
 ]

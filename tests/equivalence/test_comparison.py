@@ -217,6 +217,10 @@ def test_each_experiment_gives_the_verdict_at_its_head(output, experiment):
         (["compare.swap_at=500"], "must be less than 500"),
         (["compare.swap_at=10", "compare.variants=[per_head,shared_heads]"], "no canonical layout to continue in"),
         (["compare.variants=[per_head,faults.ExtraParameter]"], "temperature does not come back"),
+        (
+            ["compare.variants=[per_head,faults.ReturnsWeightsToo]"],
+            "faults.ReturnsWeightsToo cannot serve: under a pad",
+        ),
         (["trainer.accumulate_grad_batches=2"], "accumulate_grad_batches"),
         (["optimizer._target_=torch.optim.Muon", "~optimizer.betas"], "optimizer, for per_head"),
         (

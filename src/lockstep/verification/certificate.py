@@ -1,6 +1,7 @@
 """The verdict, and everything it rests on."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -135,7 +136,7 @@ class Certificate:
 
 def _quoted(path: str) -> str:
     """For YAML, and for OmegaConf, to which ${ is a reference."""
-    return json.dumps(path.replace("${", "\\${"), ensure_ascii=False)
+    return json.dumps(re.sub(r"(\\*)\$\{", r"\1\1\\${", path), ensure_ascii=False)
 
 
 def _plain(figure: float | str) -> float | str:
