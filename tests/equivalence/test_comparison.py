@@ -13,6 +13,7 @@ from lockstep.command_line import COULD_NOT_TELL
 from lockstep.comparison import build_optimizer
 from lockstep.configuration import ConfigurationError
 from lockstep.equivalence.lockstep_module import LockstepModule
+from lockstep.errors import NonFiniteError
 from scripts import called
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "comparison").glob("*.yaml"))
@@ -104,6 +105,12 @@ def test_a_run_that_shows_nothing_is_inconclusive_and_says_why(output):
         "moved by",
     ):
         assert reason in result["verdicts"]["fused"]
+
+
+def test_a_reference_that_blows_up_ends_the_comparison(tmp_path):
+    options = ["optimizer=sgd", "optimizer.lr=1e30", "trainer.max_steps=6", "compare.recorded_steps=3"]
+    with pytest.raises(NonFiniteError, match=r"the loss of per_head is nan at step 2, .* a lower optimizer\.lr"):
+        compare(compose(f"output='{tmp_path}'", *options), CONF)
 
 
 def test_swapping_a_thing_for_itself_is_no_evidence():
