@@ -16,7 +16,7 @@ import torch
 from omegaconf import OmegaConf
 from torch.optim import Optimizer
 
-from lockstep import experiment, machine
+from lockstep import building, machine
 from lockstep.allocation import keep_freed_memory
 from lockstep.configuration import (
     ConfigurationError,
@@ -61,6 +61,7 @@ OFF = {
     "attention_maps_every": 0,
     "checkpoint_every": 1,
     "resume": None,
+    "trust": False,
 }
 
 
@@ -118,11 +119,11 @@ def _variant(config: Node, entry: Any, conf: Path, data: DataModule) -> Variant:
         learner = make_learner(**check_arguments(make_learner, node["learner"], "learner."))
     cls = attention_class(attention, "attention")
 
-    experiment.try_attention(options)
+    building.try_attention(options)
     sizes = options.model
     dry = replace(options, model=replace(sizes, dropout=0.0, attention_dropout=0.0))
     try:
-        models = [experiment.build_model(o, data) for o in (options, dry)]
+        models = [building.build_model(o, data) for o in (options, dry)]
     except ValueError as error:
         raise ConfigurationError(f"model: {error}") from error
     arguments = {key: value for key, value in attention.items() if key != "_target_"}
@@ -162,7 +163,7 @@ def build_optimizer(options: TrainOptions, variants: list[Variant]) -> Callable[
     Raises:
         ConfigurationError: the optimiser refuses its arguments, or how a variant stores its weights.
     """
-    optimizer = experiment.optimizer_factory(options)
+    optimizer = building.optimizer_factory(options)
     for variant in variants:
         try:
             optimizer(variant.learner.groups(variant.build()))
@@ -231,7 +232,7 @@ def compare(config: dict[str, Any], conf: Path) -> int:
     max_steps = options.trainer.max_steps
     if compared.swap_at is not None and compared.swap_at >= max_steps:
         raise ConfigurationError(f"option compare.swap_at={compared.swap_at} must be less than {max_steps} steps")
-    data = experiment.build_data(options)
+    data = building.build_data(options)
     variants = build_variants(config, compared, conf, data)
     module = LockstepModule(
         variants,

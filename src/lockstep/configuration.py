@@ -100,6 +100,11 @@ class TrainOptions:
     output: str
     name: str
     resume: str | None
+    trust: bool
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[^/\0]+", self.name):
+            raise ValueError(f"name={self.name!r} must be the name of a folder, and no path: that is option output")
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,7 @@ class ConvertOptions:
     attention: dict[str, Any]
     arithmetic: Arithmetic
     output: str
+    trust: bool
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,7 @@ class TranslateOptions:
     batch_tokens: Positive
     cached: bool
     picture: str | None
+    trust: bool
 
 
 def parse(cls: type[T], node: Node, path: str = "") -> T:

@@ -45,7 +45,7 @@ def translate(config: dict[str, Any]) -> None:
     picture = None if options.picture is None else Path(options.picture)
     if picture is not None:
         _check_output(picture)
-    trained = load_trained(Path(options.checkpoint))
+    trained = load_trained(Path(options.checkpoint), options.trust)
     trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
     translator = Translator(trained.model, trained.tokenizers, options.search, options.batch_tokens, options.cached)
     logger.info("translating with step %d, %s", trained.step, shown(trained.path))

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from conftest import compose
 
+from lockstep.building import build_data
 from lockstep.configuration import ConfigurationError, TrainOptions, parse
 from lockstep.data.batching import collate
 from lockstep.data.module import DataModule
 from lockstep.data.parallel import ParallelTask
 from lockstep.data.tokenization import BOS, EOS, PAD, UNK
-from lockstep.experiment import build_data, train
+from lockstep.experiment import train
 
 OPTIONS = {
     "train": ("train.a", "train.b"),

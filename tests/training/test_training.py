@@ -94,9 +94,9 @@ def test_c44_accumulation_weighs_tokens_not_batches(tmp_path):
     """Two unequal batches accumulated give the gradient of one batch that holds both."""
     import lightning as L
 
-    from lockstep.configuration import TrainOptions
+    from lockstep.building import build_data, build_model, build_module
+    from lockstep.configuration import TrainOptions, parse
     from lockstep.data.batching import Batch
-    from lockstep.experiment import build_data, build_model, build_module, parse
 
     options = parse(TrainOptions, compose(*TINY, "model.dropout=0", "optimizer=sgd", "optimizer.momentum=0"))
     data = build_data(options)
@@ -139,9 +139,9 @@ def test_c44_accumulation_weighs_tokens_not_batches(tmp_path):
 def test_c44_evaluation_averages_over_tokens_and_sequences(tmp_path):
     import lightning as L
 
-    from lockstep.configuration import TrainOptions
+    from lockstep.building import build_data, build_model, build_module
+    from lockstep.configuration import TrainOptions, parse
     from lockstep.data.tokenization import PAD
-    from lockstep.experiment import build_data, build_model, build_module, parse
 
     options = parse(TrainOptions, compose(*TINY, "data.test_size=173", "batch_tokens=100"))
     data = build_data(options)
