@@ -2,6 +2,7 @@
 
 import codecs
 import gzip
+import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator
@@ -35,7 +36,8 @@ def read_lines(path: Path) -> Iterator[str]:
     try:
         with path.open("rb") as file:
             packed = path.suffix == ".gz" or file.peek(2)[:2] == b"\x1f\x8b"
-            most = max(RATIO * os.fstat(file.fileno()).st_size, UNSUSPECTED)
+            size = os.fstat(file.fileno()).st_size or math.inf  # of a pipe nothing is known
+            most = max(RATIO * size, UNSUSPECTED)
             stream: IO[bytes] = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if packed else file
             lines = iter(lambda: stream.readline(LONGEST + 1), b"")
             for number, text in enumerate(decoded(lines, str(path)), start=1):
