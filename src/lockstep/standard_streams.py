@@ -86,7 +86,7 @@ def read_chunks(stream: BinaryIO, size: int) -> Iterator[list[str]]:
     """Lines as text (see :func:`decoded`), ``size`` or 2**20 characters at a time.
 
     Raises:
-        InputError: a line is not UTF-8; those before it have been given.
+        InputError: a line is no text; those before it have been given.
     """
     chunk: list[str] = []
     characters = 0
@@ -97,11 +97,9 @@ def read_chunks(stream: BinaryIO, size: int) -> Iterator[list[str]]:
             if len(chunk) == size or characters >= CHUNK_CHARACTERS:
                 yield chunk
                 chunk, characters = [], 0
-    except ValueError as error:
+    except InputError as error:
         yield chunk
-        raise InputError(
-            f"{error}; it and all that follow are not translated. To convert a file: iconv -f latin1 -t utf-8"
-        ) from None
+        raise InputError(f"{error}; it and all that follow are not translated") from None
     yield chunk
 
 
