@@ -191,10 +191,10 @@ def test_options_that_do_not_go_together_are_refused(change, message):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.train=[a,b,c]", r"option data\.train=\('a', 'b', 'c'\)"),
-        ("data.over_long=keep", "option data.over_long=keep: input should be 'drop' or 'cut'"),
-        ("data.max_tokens=2", "option data.max_tokens=2: input should be greater than or equal to 3"),
-        ("data.held_out=-1", "option data.held_out=-1: input should be greater than or equal to 0"),
+        ("data.train=[a,b,c]", r"option data\.train=\[a,b,c\]: has too many entries"),
+        ("data.over_long=keep", "option data.over_long=keep: must be .drop. or .cut."),
+        ("data.max_tokens=2", "option data.max_tokens=2: must be greater than or equal to 3"),
+        ("data.held_out=-1", "option data.held_out=-1: must be greater than or equal to 0"),
         ("data.train=pairs.csv", "data: pairs.csv: one file is a .tsv or a .jsonl"),
         ("data=copy data.train_size=1", "option data.train_size=1: .* 2"),
         ("data=dates data.test_size=10000000000", "option data.test_size=10000000000: .* 10000000"),
