@@ -8,7 +8,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from lockstep.experiment import locate
+from lockstep.targets import locate
 
 CONF = Path(__file__).parents[1] / "conf"
 ADAPTER = "lockstep.attention.adapter"  # a user's class, verified when it was saved, may refuse what it cannot do

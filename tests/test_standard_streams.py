@@ -1,6 +1,7 @@
 """``scripts/translate.py``: lines in, as many out, and nothing else."""
 
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -14,11 +15,14 @@ from omegaconf import OmegaConf
 from PIL import Image
 from training.runs import config, run
 
+from lockstep import standard_streams
 from lockstep.configuration import ConfigurationError
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, InputError
+from lockstep.observe.attention_maps import MOST_PIXELS, MOST_TOKENS, draw_attention
 from lockstep.standard_streams import read_chunks, translate
 from lockstep.trained import load_trained
 from lockstep.training.checkpoints import read_checkpoint
+from lockstep.translation import LONGEST, MOST_CHARACTERS, Translator
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,7 +62,7 @@ def test_lines_are_decoded_one_by_one_and_a_bad_one_is_named_after_those_before_
     chunks = read_chunks(io.BytesIO(b"a\nb\n\xc3\xa9\r\nd\xff\ne\n"), 2)
     assert next(chunks) == ["a", "b"]
     assert next(chunks) == ["é"]
-    with pytest.raises(ConfigurationError, match=r"standard input, line 4: not UTF-8 \(invalid start byte at byte 2\)"):
+    with pytest.raises(InputError, match=r"standard input, line 4: not UTF-8 \(invalid start byte at byte 2\)"):
         next(chunks)
 
 
@@ -90,6 +94,97 @@ def test_a_picture_of_the_first_translation(lines, tmp_path):
         lines(b"1\n", f"picture='{tmp_path}/none/picture.png'")
     with pytest.raises(ConfigurationError, match="is a folder"):
         lines(b"1\n", f"picture='{tmp_path}'")
+
+
+def test_a_picture_shows_the_tokens_that_were_translated_as_many_as_it_holds(lines, tmp_path, monkeypatch, caplog):
+    drawn = []
+
+    def draw(weights, queries, keys):
+        drawn.append((tuple(weights.shape), queries, keys))
+        return draw_attention(weights, queries, keys)
+
+    monkeypatch.setattr(standard_streams, "draw_attention", draw)
+    monkeypatch.setattr(Translator, "hypotheses", once(Translator.hypotheses))
+    long = " ".join(str(i % 10) for i in range(3000))
+    translated = lines(f"{long}\n".encode(), f"picture='{tmp_path}/long.png'").split()
+    ((shape, queries, keys),) = drawn
+    assert shape[2:] == (len(queries), MOST_TOKENS)
+    assert queries == ["<s>", *translated][: len(queries)]
+    assert len(queries) in (len(translated), len(translated) + 1)  # cut, or ended
+    assert len(keys) == LONGEST
+    assert keys[1:] == [*long.split()[: LONGEST - 2], "</s>"]
+    with Image.open(tmp_path / "long.png") as image:
+        assert image.width * image.height < 2 * MOST_PIXELS
+    assert f"{MOST_TOKENS} of {LONGEST} keys across" in caplog.text
+
+
+def once(method):
+    calls = []
+
+    def counted(self, sources):
+        calls.append(sources)
+        assert len(calls) == 1
+        return method(self, sources)
+
+    return counted
+
+
+def test_a_picture_goes_through_links_and_to_devices_which_stay_what_they_are(lines, tmp_path, caplog):
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "link.png"
+    link.symlink_to(tmp_path / "elsewhere" / "picture.png")
+    lines(b"1 2\n", f"picture='{link}'")
+    assert link.is_symlink()
+    with Image.open(tmp_path / "elsewhere" / "picture.png") as image:
+        assert image.format == "PNG"
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["picture.png"]
+    lines(b"1 2\n", "picture=/dev/null")
+    assert Path("/dev/null").is_char_device()
+    lines(b"\n", f"picture='{tmp_path}/none.png'")
+    assert "no picture: there was no line to translate" in caplog.text
+
+
+def test_a_line_without_end_is_read_a_piece_at_a_time(monkeypatch):
+    class Endless(io.RawIOBase):
+        """Lines of "é"; the second is far longer than what is kept of it."""
+
+        left = [b"ab\n", *["\u00e9".encode() * 1000] * 20_000, b"\ncd\n"]  # noqa: RUF012
+        most = 0
+
+        def readline(self, size):
+            assert 0 < size <= 1_000_000
+            line = b""
+            while self.left and len(line) < size and not line.endswith(b"\n"):
+                piece = self.left.pop(0)
+                end = min(size - len(line), piece.find(b"\n") + 1 or len(piece))
+                line += piece[:end]
+                if piece[end:]:
+                    self.left.insert(0, piece[end:])
+            return line
+
+    first, second, third = [text for chunk in read_chunks(Endless(), 10) for text in chunk]
+    assert (first, third) == ("ab", "cd")
+    assert MOST_CHARACTERS < len(second) <= 4 * MOST_CHARACTERS
+    assert set(second) == {"\u00e9"}
+    monkeypatch.setattr(standard_streams, "LONGEST_LINE", 7)
+    for character in ("a", "\u00e9", "\u732b", "\U0001f408"):
+        chunks = list(read_chunks(io.BytesIO(f"{character * 9}\n{character}\n{character * 30}".encode()), 1))
+        kept = character * (6 // len(character.encode()))
+        assert [text for chunk in chunks for text in chunk] == [kept, character, kept]
+
+
+def test_a_chunk_ends_by_its_characters_too(monkeypatch):
+    monkeypatch.setattr(standard_streams, "CHUNK_CHARACTERS", 5)
+    assert list(read_chunks(io.BytesIO(b"abc\nde\nf\n"), 10)) == [["abc", "de"], ["f"]]
+
+
+def test_translations_that_are_cut_are_counted_once(lines, caplog):
+    lines(b"1 2\n\n3\n4 5 6\n", "search.max_length=1", "search.beam_size=1")
+    (said,) = [message for message in caplog.messages if "are cut" in message]
+    assert re.fullmatch(r"[123] of 3 translations are cut: they .* without an end; see search\.max_length", said)
+    caplog.clear()
+    lines(b"\n")
+    assert "are cut" not in caplog.text
 
 
 def test_the_best_checkpoint_of_a_run_or_the_one_that_is_named(trained, tmp_path):
@@ -148,7 +243,7 @@ def test_c42_standard_output_holds_translations_alone(trained):
     assert [line.split(" ")[0] for line in errors.decode().splitlines()] == ["translating", "3"]
     started = process("checkpoint=nowhere")
     output, errors = started.communicate(b"a\n")
-    assert (started.returncode, output, errors) == (1, b"", b"error: checkpoint nowhere does not exist\n")
+    assert (started.returncode, output, errors) == (65, b"", b"error: checkpoint nowhere does not exist\n")
 
 
 @pytest.mark.slow

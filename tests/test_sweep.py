@@ -6,7 +6,7 @@ from lockstep.sweep import Sweep
 
 
 def table(folder, outcomes):
-    sweep = Sweep(folder)
+    sweep = Sweep(folder, len(outcomes))
     for seed, outcome in outcomes.items():
         sweep.add({"seed": seed}, outcome)
     sweep.report()

@@ -11,8 +11,8 @@ from conftest import VARIANTS, make_variant
 from lockstep.data.tokenization import EOS, Tokenizers, subword_tokenizer, word_tokenizer
 from lockstep.transformer import Transformer
 from lockstep.transformer.initialization import initialize
-from lockstep.transformer.search import SearchOptions
-from lockstep.translation import LONGEST, Translation, Translator
+from lockstep.transformer.search import GREEDY, SearchOptions
+from lockstep.translation import LONGEST, MOST_CHARACTERS, Translation, Translator
 
 WORDS = word_tokenizer("abcdefgh")
 BYTES = subword_tokenizer(["a b\n", "c\r\n"], 300)
@@ -108,6 +108,20 @@ def test_a_text_that_is_too_long_is_cut_and_the_log_names_its_line(caplog):
         (expected,) = translator(model, WORDS, beam_size=1)([" ".join(long.split()[: LONGEST - 2])])
     assert found[1][0].text == expected[0].text
     assert len(caplog.messages) == 1
+
+
+def test_a_text_of_too_many_characters_is_cut_before_it_is_encoded(caplog, monkeypatch):
+    seen = []
+
+    class Counting:
+        def encode_batch(self, texts):
+            seen.extend(len(text) for text in texts)
+            return WORDS.encode_batch(texts)
+
+    found = Translator(make(WORDS), Tokenizers(Counting(), WORDS), GREEDY, 500)(["a", "a b " * 1_000_000], first_line=4)
+    assert seen == [1, MOST_CHARACTERS]
+    assert caplog.messages == [f"line 5 is cut: it has over {MOST_CHARACTERS} characters"]
+    assert len(found[1][0].source) == LONGEST
 
 
 def test_any_bytes_that_are_generated_make_one_line_of_text():

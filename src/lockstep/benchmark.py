@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch.utils.benchmark import Timer
 
 from lockstep.attention import Arithmetic, MultiHeadAttention
 from lockstep.configuration import ConfigurationError, Positive, check_arguments, parse
-from lockstep.experiment import locate
+from lockstep.targets import attention_class
+from lockstep.terminal import cell, console, counted
 
 
 @dataclass(frozen=True)
@@ -71,23 +71,26 @@ def _step(module: MultiHeadAttention, x: torch.Tensor) -> Callable[[], None]:
 def benchmark(config: Mapping[str, Any]) -> None:
     """Print the table of ``scripts/benchmark.py``."""
     options = parse(BenchmarkOptions, config)
+    if not options.variants:
+        raise ConfigurationError("option variants is empty: there is nothing to measure")
     modules = {}
     for name, node in options.variants.items():
-        cls = locate(node, f"variants.{name}")
+        cls = attention_class(node, f"variants.{name}")
         arguments = check_arguments(cls, node, f"variants.{name}.", positional=2)
         try:
             modules[name] = cls(options.d_model, options.num_heads, **arguments)
         except ValueError as error:
-            raise ConfigurationError(str(error)) from error
+            raise ConfigurationError(f"variants.{name}: {error}") from error
     x = torch.randn(options.batch_size, options.length, options.d_model, requires_grad=True)
     costs = measure(modules, x, options.rounds, options.repeats)
     first = next(iter(costs))
     table = Table(
-        title=f"d_model {options.d_model}, {options.num_heads} heads, {options.batch_size} x {options.length} tokens, "
-        f"{options.arithmetic} arithmetic, {torch.get_num_threads()} threads"
+        title=f"d_model {options.d_model}, {counted(options.num_heads, 'head')}, "
+        f"{options.batch_size} x {options.length} tokens, {options.arithmetic} arithmetic, "
+        f"{counted(torch.get_num_threads(), 'thread')}"
     )
     for heading in ("variant", "parameters", "forward + backward", f"/ {first}"):
-        table.add_column(heading, justify="left" if heading == "variant" else "right")
+        table.add_column(cell(heading), justify="left" if heading == "variant" else "right")
     for name, cost in costs.items():
-        table.add_row(name, f"{cost.parameters:,}", f"{cost.milliseconds:.1f} ms", f"{cost.ratio:.2f}")
-    Console().print(table)
+        table.add_row(cell(name), f"{cost.parameters:,}", f"{cost.milliseconds:.1f} ms", f"{cost.ratio:.2f}")
+    console().print(table)

@@ -65,7 +65,10 @@ def run(command: Command, words: Sequence[str]) -> int:
     received: list[int] = []
     try:
         with _interruptible(received):
-            return _run(command, words)
+            status = _run(command, words)
+            if received:  # something swallowed it
+                raise Interrupted(received[0])
+            return status
     except BaseException as error:
         # What a library makes of an exception in the middle of its import is anybody's guess.
         stopped = Interrupted(received[0]) if received and not isinstance(error, Interrupted) else error
@@ -110,7 +113,7 @@ def _run(command: Command, words: Sequence[str]) -> int:
         return outcome if isinstance(outcome, int) else 0
     from lockstep.sweep import Sweep
 
-    sweep = Sweep.begin(Path(jobs[0].values["output"]))
+    sweep = Sweep.begin(Path(jobs[0].values["output"]), len(jobs))
     statuses = [0]
     try:
         for number, job in enumerate(jobs):
@@ -194,7 +197,7 @@ def _ending(error: BaseException, command: Command) -> tuple[int, str]:
         kept = f": {error}" if str(error) else ""
         return 128 + error.signum, f"stopped by {signal.Signals(error.signum).name}{kept}"
     if isinstance(error, ConfigurationError):
-        return REFUSED, said
+        return (COULD_NOT_TELL if command.judges and _failed_for_the_user(error, command) else REFUSED), said
     if isinstance(error, CheckpointError | InputError | NonFiniteError):
         return UNUSABLE, said
     if place := _users_code(error, command):
@@ -208,6 +211,12 @@ def _ending(error: BaseException, command: Command) -> tuple[int, str]:
         return UNUSABLE, f"more memory is asked for than there is: {said.splitlines()[0]}"
     traceback.print_exception(error)
     return BUG, f"{type(error).__name__}: this is a bug of Lockstep's; please report it, with the lines above"
+
+
+def _failed_for_the_user(error: BaseException, command: Command) -> bool:
+    """Whether the error says what code of the user's raised."""
+    cause = error.__cause__
+    return cause is not None and (_users_code(cause, command) is not None or _failed_for_the_user(cause, command))
 
 
 def _users_code(error: BaseException, command: Command) -> str | None:

@@ -14,12 +14,20 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from rich.console import Console
 from torch.optim import Optimizer
 
-from lockstep import experiment, machine
+from lockstep import building, machine
 from lockstep.allocation import keep_freed_memory
-from lockstep.configuration import ConfigurationError, Node, Positive, TrainOptions, check_arguments, nearest, parse
+from lockstep.configuration import (
+    ConfigurationError,
+    Node,
+    Positive,
+    TrainOptions,
+    check_arguments,
+    nearest,
+    parse,
+    say_doubts,
+)
 from lockstep.data.batching import Batch
 from lockstep.data.module import DataModule
 from lockstep.equivalence.figure import draw
@@ -32,7 +40,9 @@ from lockstep.equivalence.verdict import exit_status, judge
 from lockstep.files import write_whole
 from lockstep.observe.board import Board
 from lockstep.observe.progress import NowAndThen
-from lockstep.runs import log_file, new_run_folder, tensorboard_command
+from lockstep.runs import log_file, new_run_folder, shown, tensorboard_command
+from lockstep.targets import attention_class, locate
+from lockstep.terminal import console, counted
 from lockstep.trainer import build_trainer, quiet_libraries
 from lockstep.training.schedules import schedule
 from lockstep.transformer.canonical import has_canonical_layout
@@ -51,6 +61,7 @@ OFF = {
     "attention_maps_every": 0,
     "checkpoint_every": 1,
     "resume": None,
+    "trust": False,
 }
 
 
@@ -72,7 +83,7 @@ class CompareOptions:
 
 def _attention_node(config: Node, choice: Any, conf: Path) -> Node:
     """The configuration of one attention."""
-    if not isinstance(choice, str):
+    if not isinstance(choice, str) or not choice:
         raise ConfigurationError(f"option compare.variants names attentions, it cannot hold {choice!r}")
     if "." in choice:
         return {"_target_": choice}
@@ -93,23 +104,28 @@ def _variant(config: Node, entry: Any, conf: Path, data: DataModule) -> Variant:
     unknown = set(node) - {"attention", "name", "learner"}
     if unknown or "attention" not in node:
         raise ConfigurationError(f"option compare.variants: {node} must have attention, and may have name and learner")
+    if node.get("learner") is None:
+        node.pop("learner", None)
     attention = _attention_node(config, node["attention"], conf)
     name = str(node.get("name", str(node["attention"]).rpartition(".")[2]))
     options = parse(TrainOptions, {**config, "attention": attention})
     learner: Learner = Learner()
     if "learner" in node:
-        make_learner = experiment.locate(node["learner"], "learner")
+        make_learner = locate(node["learner"], "learner")
+        if not (isinstance(make_learner, type) and issubclass(make_learner, Learner)):
+            raise ConfigurationError(
+                f"option learner._target_={node['learner']['_target_']} is not a lockstep.equivalence.variant.Learner"
+            )
         learner = make_learner(**check_arguments(make_learner, node["learner"], "learner."))
-    cls = experiment.locate(attention, "attention")
+    cls = attention_class(attention, "attention")
 
-    experiment.try_attention(options)
+    building.try_attention(options)
     sizes = options.model
     dry = replace(options, model=replace(sizes, dropout=0.0, attention_dropout=0.0))
     try:
-        models = [experiment.build_model(o, data) for o in (options, dry)]
+        models = [building.build_model(o, data) for o in (options, dry)]
     except ValueError as error:
         raise ConfigurationError(f"model: {error}") from error
-    assert isinstance(cls, type)
     arguments = {key: value for key, value in attention.items() if key != "_target_"}
     made_of = (identity(cls, arguments), identity(type(learner), vars(learner)))
     # Copying is faster than building, and draws nothing.
@@ -147,7 +163,7 @@ def build_optimizer(options: TrainOptions, variants: list[Variant]) -> Callable[
     Raises:
         ConfigurationError: the optimiser refuses its arguments, or how a variant stores its weights.
     """
-    optimizer = experiment.optimizer_factory(options)
+    optimizer = building.optimizer_factory(options)
     for variant in variants:
         try:
             optimizer(variant.learner.groups(variant.build()))
@@ -170,7 +186,7 @@ def setting(options: TrainOptions) -> dict[str, str]:
         "optimizer": str(options.optimizer["_target_"]).rpartition(".")[2],
         "arithmetic": f"{options.arithmetic} arithmetic",
         "seed": f"seed {options.seed}",
-        "machine": f"{device} {platform.machine()} {kind} with {torch.get_num_threads()} thread(s)",
+        "machine": f"{device} {platform.machine()} {kind} with {counted(torch.get_num_threads(), 'thread')}",
         "torch": f"torch {torch.__version__}",
     }
 
@@ -216,7 +232,7 @@ def compare(config: dict[str, Any], conf: Path) -> int:
     max_steps = options.trainer.max_steps
     if compared.swap_at is not None and compared.swap_at >= max_steps:
         raise ConfigurationError(f"option compare.swap_at={compared.swap_at} must be less than {max_steps} steps")
-    data = experiment.build_data(options)
+    data = building.build_data(options)
     variants = build_variants(config, compared, conf, data)
     module = LockstepModule(
         variants,
@@ -229,7 +245,10 @@ def compare(config: dict[str, Any], conf: Path) -> int:
     folder = new_run_folder(Path(options.output), options.name)
     write_whole(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create({**config, "compare": asdict(compared)})))
     with log_file(folder, "compare.log"):
-        logger.info("comparing %s with %s in %s", ", ".join(v.name for v in variants[1:]), variants[0].name, folder)
+        logger.info(
+            "comparing %s with %s in %s", ", ".join(v.name for v in variants[1:]), variants[0].name, shown(folder)
+        )
+        say_doubts(options)
         machine.say_if_slow(options.trainer, options.model.d_model, options.model.d_ff)
         at = log_spaced(compared.recorded_steps, max_steps)
         recorder = Recorder(most_padded(data), at, setting(options), not_exercised(options))
@@ -237,8 +256,8 @@ def compare(config: dict[str, Any], conf: Path) -> int:
         verdicts = {name: judge(record, name) for name in record.variants}
         write_whole(folder / "comparison.json", json.dumps(to_json(record, verdicts), indent=1) + "\n")
         draw(record, folder / "comparison.png")
-        show(record, verdicts, Console(width=max(Console().width, 100)))
-        logger.info("figures, and a picture: %s", folder)
+        show(record, verdicts, console(width=max(console().width, 100)))
+        logger.info("figures, and a picture: %s", shown(folder))
         logger.info("look at it: %s", tensorboard_command(Path(options.output)))
     return exit_status(verdicts.values())
 

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from lockstep.errors import ConfigurationError
-from lockstep.hints import as_argument, meant, nearest
+from lockstep.hints import MEANT, as_argument, meant, nearest
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Composer:
         """The file of the configuration, whose head says what it is for, and the choices there are."""
         text = (self.folder / f"{self.name}.yaml").read_text(encoding="utf-8")
         text = re.sub(r"^defaults:\n(?:[ #].*\n)*\n?", "", text, flags=re.MULTILINE)
-        groups = [(group, self._options(group)) for group in self._groups()]
+        groups = [(group, self._options(group)) for group in self.groups()]
         choices = [f"{group}={', '.join(options)}" for group, options in groups if options]
         return "\n".join([text.strip(), "", *choices])
 
@@ -122,8 +122,8 @@ class Composer:
         option, equals, value = word.partition("=")
         deletes = word.startswith("~")
         group = option.lstrip("+~").partition("@")[0]
-        if not (equals or deletes):
-            raise ConfigurationError(f"{word} says nothing: an option and its value are one word, as in option=value")
+        if not (group and (equals or deletes)):
+            raise ConfigurationError(f"'{word}' says nothing: an option and its value are one word, as in option=value")
         if option in self.paths and value not in ("", "null") and not re.fullmatch(r"(['\"]).*\1", value, re.DOTALL):
             value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # no reference to another option
             value = QuotedString(value, Quote.single).with_quotes()
@@ -134,20 +134,27 @@ class Composer:
         except HydraException as error:
             raise ConfigurationError(_unreadable(option, value, error)) from None
         if (self.folder / group).is_dir() and group and not deletes and not override.is_sweep_override():
+            if group not in self.groups():
+                raise ConfigurationError(f"unknown option {option}{meant(option, self._known(()))}")
             choice = override.value()
             if choice is None and group in self._without_choice():
                 return None
             if not isinstance(choice, str) or choice not in self._options(group):
-                hint = nearest(str(choice), self._options(group), f"{group}=")
-                raise ConfigurationError(f"{word} does not exist{hint}")
+                raise ConfigurationError(f"{word} does not exist{self._choice_hint(group, str(choice))}")
         return override
+
+    def _choice_hint(self, group: str, choice: str) -> str:
+        for other in MEANT.get(group, []):
+            if choice in self._options(other):
+                return f"; {other}={choice} is for another script, which its file names"
+        return nearest(choice, self._options(group), f"{group}=")
 
     def _defaults(self) -> list[Any]:
         config = OmegaConf.load(self.folder / f"{self.name}.yaml")
         assert isinstance(config, DictConfig)
         return [entry for entry in config.get("defaults", []) if OmegaConf.is_dict(entry)]
 
-    def _groups(self) -> list[str]:
+    def groups(self) -> list[str]:
         """Groups of which one file is chosen."""
         return sorted({str(key).partition("@")[0] for entry in self._defaults() for key in entry})
 
@@ -174,13 +181,13 @@ class Composer:
 
     def _known(self, overrides: Sequence[str]) -> list[str]:
         """Dotted names of all options under the groups that the overrides choose, and the groups themselves."""
-        chosen = [word for word in overrides if (self.folder / word.partition("=")[0]).is_dir()]
+        chosen = [word for word in overrides if word.partition("=")[0] in self.groups()]
         try:
             with self._hydra():
                 config = hydra.compose(self.name, chosen)
         except HydraException:
             return []
-        return [*self._without_choice(), *_dotted(OmegaConf.to_container(config, resolve=False))]
+        return [*self._without_choice(), *dotted(OmegaConf.to_container(config, resolve=False))]
 
 
 def _unreadable(option: str, value: str, error: Exception) -> str:
@@ -194,8 +201,9 @@ def _unreadable(option: str, value: str, error: Exception) -> str:
     return f"argument {option}={value} needs quotes, for Hydra and for the shell: {as_argument(option, value)}"
 
 
-def _dotted(node: Any, prefix: str = "") -> Iterator[str]:
+def dotted(node: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all options in a configuration, nested ones after their parents."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             yield f"{prefix}{key}"
-            yield from _dotted(value, f"{prefix}{key}.")
+            yield from dotted(value, f"{prefix}{key}.")

@@ -5,6 +5,9 @@ Numbers and choices are in ``conf/``; here are only names, types and ranges. Pyd
 
 import dataclasses
 import inspect
+import json
+import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
@@ -23,8 +26,10 @@ from lockstep.transformer.layers import Activation, Norm
 from lockstep.transformer.model import TiedEmbeddings
 from lockstep.transformer.search import SearchOptions
 
-Positive = Annotated[int, Ge(1)]
-Count = Annotated[int, Ge(0)]
+logger = logging.getLogger("lockstep")
+
+Positive = Annotated[int, Ge(1), Lt(2**31)]  # what sizes and counts fit in, everywhere
+Count = Annotated[int, Ge(0), Lt(2**31)]
 Probability = Annotated[float, Ge(0), Lt(1)]
 Node = Mapping[str, Any]
 T = TypeVar("T")
@@ -95,6 +100,11 @@ class TrainOptions:
     output: str
     name: str
     resume: str | None
+    trust: bool
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[^/\0]+", self.name):
+            raise ValueError(f"name={self.name!r} must be the name of a folder, and no path: that is option output")
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,7 @@ class ConvertOptions:
     attention: dict[str, Any]
     arithmetic: Arithmetic
     output: str
+    trust: bool
 
 
 @dataclass(frozen=True)
@@ -116,6 +127,7 @@ class TranslateOptions:
     batch_tokens: Positive
     cached: bool
     picture: str | None
+    trust: bool
 
 
 def parse(cls: type[T], node: Node, path: str = "") -> T:
@@ -134,6 +146,13 @@ def parse(cls: type[T], node: Node, path: str = "") -> T:
         raise ConfigurationError(f"option {path}{error}") from None
 
 
+def say_doubts(options: TrainOptions) -> None:
+    """Say what is allowed and hardly meant."""
+    warmup, steps = options.schedule.warmup_steps, options.trainer.max_steps
+    if warmup > steps:
+        logger.warning("schedule.warmup_steps=%d is over trainer.max_steps=%d: the rate never peaks", warmup, steps)
+
+
 def check_arguments(target: Callable[..., Any], node: Node, path: str, positional: int = 0) -> dict[str, Any]:
     """Check a node's values as keyword arguments of ``target``, by its signature and type hints.
 
@@ -146,7 +165,12 @@ def check_arguments(target: Callable[..., Any], node: Node, path: str, positiona
     Raises:
         ConfigurationError: an unknown, missing or ill-typed argument.
     """
-    parameters = list(inspect.signature(target).parameters.values())[positional:]
+    try:
+        parameters = list(inspect.signature(target).parameters.values())[positional:]
+    except ValueError:  # of some built-in classes
+        raise ConfigurationError(
+            f"option {path}_target_={node.get('_target_')} is not meant to be configured"
+        ) from None
     known = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     values = {key: value for key, value in node.items() if key != "_target_"}
     for key in values:
@@ -181,11 +205,39 @@ def _checked(value: Any, annotation: Any, name: str) -> Any:
     try:
         return adapter.validate_python(value, strict=True)
     except ValidationError as error:
-        reasons = {e["msg"][0].lower() + e["msg"][1:] for e in error.errors() if e["type"] != "is_instance_of"}
-        raise ConfigurationError(f"option {name}={value}: {'; or '.join(sorted(reasons))}") from None
+        reasons = {_reason(e["type"], e["msg"]) for e in error.errors() if e["type"] != "is_instance_of"}
+        raise ConfigurationError(f"option {name}={_shown(value)}: {', or '.join(sorted(reasons))}") from None
+
+
+def _reason(kind: str, message: str) -> str:
+    """What pydantic found, said of a value in YAML."""
+    return _REASONS.get(kind) or re.sub("^input should be ", "must be ", message[0].lower() + message[1:])
+
+
+def _shown(value: Any) -> str:
+    """A value as YAML and the command line write it."""
+    if isinstance(value, tuple | list):
+        return f"[{','.join(map(_shown, value))}]"
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+# By pydantic's types of errors, whose own words are of Python.
+_REASONS = {
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be a text",
+    "none_required": "must be null",
+    "dict_type": "must hold options of its own",
+    "tuple_type": "must be a list, as in [a,b]",
+    "list_type": "must be a list, as in [a,b]",
+    "missing": "has too few entries",
+    "too_long": "has too many entries",
+    "finite_number": "must be finite",
+}
 
 
 def _mapping(value: Any, name: str) -> Node:
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"option {name} holds options of its own, it cannot be {value!r}")
+        raise ConfigurationError(f"option {name} holds options of its own, it cannot be {_shown(value)}")
     return value

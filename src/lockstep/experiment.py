@@ -1,41 +1,38 @@
 """The composition root: from a configuration to a trained model and its run folder."""
 
-import importlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from omegaconf import OmegaConf
-from torch import nn
-from torch.optim import Optimizer
 
 from lockstep import machine
 from lockstep.allocation import keep_freed_memory
-from lockstep.attention import MultiHeadAttention
-from lockstep.attention.trial import ContractError, try_out
+from lockstep.building import build_data, build_model, build_module, transformer, try_attention
 from lockstep.configuration import (
     ConfigurationError,
     ConvertOptions,
+    ModelOptions,
     Node,
     TrainOptions,
     as_argument,
-    check_arguments,
-    nearest,
     parse,
+    say_doubts,
 )
 from lockstep.data.module import DataModule
-from lockstep.errors import Interrupted, NonFiniteError
-from lockstep.files import write_whole
+from lockstep.environment import add_session
+from lockstep.errors import CheckpointError, Interrupted, NonFiniteError
+from lockstep.files import remove_partial, write_whole
 from lockstep.observe.board import Board
 from lockstep.observe.scores import FinalScores
 from lockstep.observe.throughput import Throughput
 from lockstep.results import report, score_metrics, write_metrics, write_translations
 from lockstep.runs import (
     Resumed,
+    checkpoint_of,
     how_to_go_on,
     log_file,
     new_run_folder,
@@ -45,141 +42,18 @@ from lockstep.runs import (
     with_absolute_paths,
     with_attention,
 )
+from lockstep.trained import check_weights, described_model
 from lockstep.trainer import build_trainer, quiet_libraries
 from lockstep.training.checkpoints import BEST, Checkpoint, CheckpointFiles, read_checkpoint, write_checkpoint
 from lockstep.training.conversion import ConversionError, convert_checkpoint
 from lockstep.training.module import TranslationModule
-from lockstep.training.schedules import schedule
+from lockstep.training.saving import Saving
 from lockstep.training.signals import Signals
-from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import fingerprint
-from lockstep.transformer.initialization import initialize
+from lockstep.trust import refuse_unknown
 from lockstep.watching import build_saving, callbacks, check_scores
 
 logger = logging.getLogger("lockstep")
-
-
-def locate(node: Node, path: str) -> Callable[..., Any]:
-    """The class or function that a node's ``_target_`` names.
-
-    Raises:
-        ConfigurationError: there is no such name. What goes wrong inside an imported file is raised as it is.
-    """
-    target = node.get("_target_")
-    if not isinstance(target, str) or "." not in target:
-        raise ConfigurationError(f"option {path}._target_ must be a dotted name of a class, got {target!r}")
-    module_name, _, name = target.rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise  # the file was found; something it imports was not
-        raise ConfigurationError(
-            f"option {path}._target_={target}: no module named {error.name}, neither installed nor here"
-        ) from None
-    if not hasattr(module, name):
-        classes = [
-            n for n, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name
-        ]
-        raise ConfigurationError(f"option {path}._target_={target}: no {name} in {module_name}{nearest(name, classes)}")
-    return getattr(module, name)
-
-
-def attention_factory(options: TrainOptions) -> Callable[[], MultiHeadAttention]:
-    """Makes one attention module of the run's size; its arguments are checked here, once."""
-    cls = locate(options.attention, "attention")
-    if not (isinstance(cls, type) and issubclass(cls, MultiHeadAttention)):
-        raise ConfigurationError(
-            f"option attention._target_={options.attention['_target_']} is not a lockstep.attention.MultiHeadAttention"
-        )
-    model = options.model
-    arguments = check_arguments(
-        cls, {**options.attention, "bias": model.bias, "dropout": model.attention_dropout}, "attention.", positional=2
-    )
-    return lambda: cls(model.d_model, model.num_heads, **arguments)
-
-
-def try_attention(options: TrainOptions) -> None:
-    """Refuse, before any work, an attention that no model can be made of.
-
-    Raises:
-        ConfigurationError: what it does or refuses, in one line.
-    """
-    try:
-        try_out(attention_factory(options))
-    except ContractError as error:
-        name = options.attention.get("target", options.attention["_target_"])
-        raise ConfigurationError(f"option attention: {name} cannot serve: {error}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"model: {error}") from error
-
-
-def build_data(options: TrainOptions) -> DataModule:
-    """The task's data, tokenised."""
-    make_task = locate(options.data, "data")
-    arguments = check_arguments(make_task, options.data, "data.")
-    batches = {"batch_tokens": options.batch_tokens, "length_jitter": options.length_jitter}
-    try:
-        return DataModule(make_task(**arguments), **batches, seed=options.seed)
-    except ValueError as error:
-        raise ConfigurationError(f"data: {error}") from error
-
-
-def build_model(options: TrainOptions, data: DataModule) -> Transformer:
-    """The model, initialised from the run's seed."""
-    if options.model.tied_embeddings == "all" and not data.tokenizers.joint:
-        # Two vocabularies may well be of one size; their ids mean other texts all the same.
-        raise ConfigurationError(
-            "option model.tied_embeddings=all takes one vocabulary for both sides: data.joint_vocabulary=true; where "
-            "each side has its own, model.tied_embeddings=output or none"
-        )
-    model = transformer(options, data.tokenizers.source.get_vocab_size(), data.tokenizers.target.get_vocab_size())
-    initialize(model, options.seed)
-    return model
-
-
-def transformer(options: TrainOptions, source_vocabulary: int, target_vocabulary: int) -> Transformer:
-    """The model without its initial weights."""
-    sizes = asdict(options.model)
-    for name in ("num_heads", "bias", "attention_dropout"):  # the attention's own
-        del sizes[name]
-    try:
-        return Transformer(attention_factory(options), source_vocabulary, target_vocabulary, **sizes)
-    except ValueError as error:
-        raise ConfigurationError(f"model: {error}") from error
-
-
-def optimizer_factory(options: TrainOptions) -> Callable[[Any], Optimizer]:
-    """Makes the optimiser of named parameters or parameter groups; its arguments are checked here, once."""
-    cls = locate(options.optimizer, "optimizer")
-    if not (isinstance(cls, type) and issubclass(cls, Optimizer)):
-        raise ConfigurationError(
-            f"option optimizer._target_={options.optimizer['_target_']} is not a torch.optim.Optimizer"
-        )
-    arguments = check_arguments(cls, options.optimizer, "optimizer.", positional=1)
-    return lambda parameters: cls(parameters, **arguments)
-
-
-def build_module(options: TrainOptions, model: Transformer, natural_language: bool = False) -> TranslationModule:
-    """The model with its loss and optimiser."""
-    optimizer = optimizer_factory(options)
-    if options.average_decay is not None and options.trainer.precision == "bf16-true":
-        raise ConfigurationError(
-            "option average_decay: an average in bfloat16 stands still; trainer.precision=bf16-mixed keeps float32"
-        )
-    try:
-        optimizer([nn.Parameter()])
-    except ValueError as error:
-        raise ConfigurationError(f"optimizer: {error}") from error
-    factor = schedule(options.schedule.name, options.schedule.warmup_steps, options.trainer.max_steps)
-    return TranslationModule(
-        model,
-        optimizer,
-        factor,
-        options.label_smoothing,
-        average_decay=options.average_decay,
-        natural_language=natural_language,
-    )
 
 
 def train(config: dict[str, Any]) -> dict[str, Any]:
@@ -198,24 +72,37 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     keep_freed_memory()
     options = parse(TrainOptions, config)
     machine.require(options.trainer)
-    config = {**with_absolute_paths(config), "resume": None}
+    config = {**with_absolute_paths(config), "resume": None, "trust": False}
     resumed = None if options.resume is None else resume(Path(options.resume), config)
-    if resumed and (complete := resumed.results(options)):
-        logger.info("already complete: %s, step %d of %d", shown(resumed.path), resumed.step, options.trainer.max_steps)
-        return complete
+    if resumed is not None:
+        converts = resumed.config["attention"] != config["attention"]
+        if complete := resumed.results(options):
+            if converts:
+                raise ConfigurationError(
+                    f"option attention: {shown(resumed.path)} is complete, {resumed.end(options)}, so that nothing is "
+                    "left to do with another attention; raise trainer.max_steps, or use scripts/convert.py"
+                )
+            logger.info("already complete: %s, %s", shown(resumed.path), resumed.end(options))
+            return complete
+        if converts:
+            _judge_conversion(resumed.checkpoint, resumed.path, options.trust)
+        check_weights(resumed.checkpoint, resumed.path)
 
     check_scores(options)
     try_attention(options)
     data = build_data(options)
     module = build_module(options, build_model(options, data), data.natural_language)
-    checkpoint = None if resumed is None else _continued(resumed, config, data)
+    checkpoint = None if resumed is None else _continued(resumed, config, data, options.trust)
     # Only now: constructors draw numbers, each variant's as many as it likes.
     L.seed_everything(options.seed, verbose=False)
 
     folder = (resumed and resumed.folder) or new_run_folder(Path(config["output"]), options.name)
     board = Board(folder, None if resumed is None else resumed.step)
     with log_file(folder), closing(board), Signals() as signals:
+        remove_partial(folder)
+        remove_partial(folder / "checkpoints")
         _write_inputs(folder, config, data)
+        add_session(folder)
         parameters = sum(p.numel() for p in module.model.parameters())
         if resumed is None:
             logger.info("training %s with %s parameters in %s", options.name, f"{parameters:,}", shown(folder))
@@ -224,14 +111,15 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
             for change in resumed.changes:
                 logger.info("changed: %s", change)
         machine.say_if_slow(options.trainer, options.model.d_model, options.model.d_ff)
+        say_doubts(options)
         saving = build_saving(options, config, data, folder / "checkpoints", signals)
         watchers = [*callbacks(options, data, module.judged, signals), signals, saving]
         trainer = build_trainer(options.trainer, board, watchers, CheckpointFiles(checkpoint))
         try:
-            trainer.fit(module, data, ckpt_path=str(resumed.path) if resumed else None)
+            _fit(trainer, module, data, saving, resumed)
             metrics: dict[str, Any] = {"train/steps": trainer.global_step, "weights_sha256": fingerprint(module.model)}
             if data.natural_language:
-                metrics["test/step"] = _load_best(module, folder, config) or trainer.global_step
+                metrics["test/step"] = _load_best(module, folder, config, options.trust) or trainer.global_step
                 logger.info("test: translating with the weights of step %d", metrics["test/step"])
             trainer.loggers = []  # the test's results are written once, with the hyperparameters
             (results,) = trainer.test(module, data, verbose=False)
@@ -257,7 +145,22 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     return metrics
 
 
-def _continued(resumed: Resumed, config: Node, data: DataModule) -> Checkpoint:
+def _fit(
+    trainer: L.Trainer, module: L.LightningModule, data: DataModule, saving: Saving, resumed: Resumed | None
+) -> None:
+    """Train; what goes wrong before a first step with what a checkpoint held is the checkpoint's fault."""
+    try:
+        trainer.fit(module, data, ckpt_path=str(resumed.path) if resumed else None)
+    except (NonFiniteError, CheckpointError, OSError):
+        raise
+    except Exception as error:
+        if resumed is None or saving.under_way:
+            raise
+        problem = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise CheckpointError(f"checkpoint {shown(resumed.path)} cannot be gone on with: {problem}") from error
+
+
+def _continued(resumed: Resumed, config: Node, data: DataModule, trust: bool) -> Checkpoint:
     """The checkpoint to go on with, converted where another attention is asked for."""
     if resumed.checkpoint["lockstep"]["tokenizers"] != data.tokenizers.fingerprint():
         raise ConfigurationError(
@@ -266,37 +169,53 @@ def _continued(resumed: Resumed, config: Node, data: DataModule) -> Checkpoint:
         )
     if resumed.config["attention"] != config["attention"]:
         logger.info("converted %s to %s", shown(resumed.path), config["attention"]["_target_"])
-    return _in_attention(resumed.checkpoint, config["attention"])
+    return _in_attention(resumed.checkpoint, config["attention"], resumed.path, trust)
 
 
-def _in_attention(checkpoint: Checkpoint, attention: Node) -> Checkpoint:
+def _in_attention(checkpoint: Checkpoint, attention: Node, path: Path, trust: bool) -> Checkpoint:
     """The checkpoint as it is, or converted where it is of another attention."""
-    return checkpoint if saved_config(checkpoint)["attention"] == attention else convert_to(checkpoint, attention)
+    same = saved_config(checkpoint).get("attention") == attention
+    return checkpoint if same else convert_to(checkpoint, attention, path, trust)
 
 
-def _load_best(module: TranslationModule, folder: Path, config: Node) -> int | None:
+def _load_best(module: TranslationModule, folder: Path, config: Node, trust: bool) -> int | None:
     """Take the weights that were best on validation; their step, or None where there was no validation."""
     path = folder / "checkpoints" / BEST
     if not path.exists():
         return None
-    best = _in_attention(read_checkpoint(path), config["attention"])
+    best = _in_attention(read_checkpoint(path), config["attention"], path, trust)
     module.load_state_dict(best["state_dict"])
     return int(best["global_step"])
 
 
-def convert_to(checkpoint: Checkpoint, attention: Node) -> Checkpoint:
+def _judge_conversion(checkpoint: Checkpoint, path: Path, trust: bool) -> None:
+    """A conversion makes both models: the new attention is the user's word, the stored one is not."""
+    if not trust:
+        remedy = "say trust=true: a conversion runs both attentions"
+        refuse_unknown(saved_config(checkpoint), ["attention"], f"checkpoint {shown(path)}", remedy)
+
+
+def convert_to(checkpoint: Checkpoint, attention: Node, path: Path, trust: bool = False) -> Checkpoint:
     """The checkpoint of a run as one of the same run with another attention.
 
+    Args:
+        checkpoint: as read.
+        attention: to convert to, which the user has named.
+        path: where the checkpoint was read, for messages.
+        trust: its own attention may be run, whatever it is.
+
     Raises:
+        CheckpointError: its attention is not known, or it is not what its configuration says.
         ConfigurationError: there is no way between the two, or the optimiser's state cannot move.
     """
-    saved = saved_config(checkpoint)
-    config = with_attention(saved, attention)
-    weights = checkpoint["state_dict"]
-    sizes = len(weights["model.source_embedding.weight"]), len(weights["model.output.weight"])
-    old, new = (transformer(parse(TrainOptions, c), *sizes) for c in (saved, config))
+    _judge_conversion(checkpoint, path, trust)
+    old = described_model(checkpoint, path)
+    config = with_attention(saved_config(checkpoint), attention)
+    sizes = (part.num_embeddings for part in (old.source_embedding, old.target_embedding))
+    new = transformer(config["attention"], parse(ModelOptions, config["model"], "model."), *sizes)
+    optimizer = config.get("optimizer", {}).get("_target_")
     try:
-        converted = convert_checkpoint(checkpoint, old, new, saved["optimizer"]["_target_"])
+        converted = convert_checkpoint(checkpoint, old, new, str(optimizer))
     except ConversionError as error:
         raise ConfigurationError(f"option attention={attention['_target_']}: {error}") from error
     return {**converted, "lockstep": {**checkpoint["lockstep"], "config": config}}
@@ -307,15 +226,15 @@ def convert(config: dict[str, Any]) -> None:
 
     Raises:
         ConfigurationError: there is no way between the two.
-        CheckpointError: the checkpoint cannot be read.
+        CheckpointError: the checkpoint cannot be read, or its attention is not trusted.
     """
     quiet_libraries()
     options = parse(ConvertOptions, config)
-    path, output = Path(options.checkpoint), Path(options.output)
+    path, output = checkpoint_of(Path(options.checkpoint)), Path(options.output)
     checkpoint = read_checkpoint(path)
     if output.is_dir():
         raise ConfigurationError(f"option output={options.output} is a folder; name a file")
-    write_checkpoint(convert_to(checkpoint, options.attention), output)
+    write_checkpoint(convert_to(checkpoint, options.attention, path, options.trust), output, follow=True)
     logger.info(
         "converted step %d of %s to %s: outputs agree, optimiser state moved; %s",
         checkpoint["global_step"],

@@ -1,11 +1,12 @@
 """Files that appear whole or not at all, and only where they were meant to; needs the standard library alone."""
 
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
 
 
 @contextmanager
@@ -42,3 +43,18 @@ def write_whole(path: Path, content: str | bytes, *, follow: bool = False) -> No
     """Write a file whole or not at all (see :func:`whole_file`)."""
     with whole_file(path, follow=follow) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+def to_append(path: Path) -> TextIO:
+    """A text file to write at its end; a link of this name, or what else is no file, is replaced by a new file."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.unlink()
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8")
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what processes that were killed left of files that were not whole yet."""
+    for path in folder.glob(".*.partial"):
+        if re.fullmatch(r"\.[0-9a-f]{16}\.partial", path.name):
+            path.unlink(missing_ok=True)

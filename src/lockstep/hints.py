@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 # What other tools, and habits, call an option; the first that the command has is meant.
 MEANT = {
-    "attention": ["compare.variants"],
-    "variants": ["compare.variants"],
+    "attention": ["compare.variants", "variants"],
+    "variants": ["compare.variants", "attention"],
     "experiment": ["comparison"],
     "comparison": ["experiment"],
     "lr": ["optimizer.lr"],

@@ -11,6 +11,7 @@ from lockstep.configuration import as_argument
 from lockstep.files import write_whole
 from lockstep.observe.scores import Score
 from lockstep.runs import shown, tensorboard_command
+from lockstep.terminal import counted
 
 logger = logging.getLogger("lockstep")
 
@@ -46,10 +47,10 @@ def report(metrics: Mapping[str, Any], folder: Path, output: Path) -> None:
     """What was reached, where it is, and how to look at it."""
     translated = "signatures" in metrics
     logger.info(
-        "test: %s, loss %.4f; %d steps in %.0f s, %.0f target tokens/s",
+        "test: %s, loss %.4f; %s in %.0f s, %.0f target tokens/s",
         f"BLEU {metrics['test/bleu']:.2f}" if translated else f"exact match {metrics['test/exact_match']:.4f}",
         metrics["test/loss"],
-        metrics["train/steps"],
+        counted(metrics["train/steps"], "step"),
         metrics["train/seconds"],
         metrics["train/target_tokens_per_second"],
     )

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -14,17 +14,22 @@ from typing import Any
 
 from lockstep.configuration import ConfigurationError, Node, TrainOptions, as_argument
 from lockstep.errors import CheckpointError
+from lockstep.files import to_append
+from lockstep.terminal import PrintableFormatter
 from lockstep.training.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
 from lockstep.training.saving import same_goal
+from lockstep.trust import refuse_unknown
 
 logger = logging.getLogger("lockstep")
 
+NODES = ("attention", "data", "optimizer")  # options that name a class, and its arguments
 DATA_FILES = ("path", "train", "validation", "test")  # options of a corpus
 # What a run may be told anew when it goes on; its attention, too, into which it is converted.
 MAY_CHANGE = {
     *(f"data.{name}" for name in DATA_FILES),  # files may move; the tokenizers' hash tells other texts
     "trainer.max_steps",
     "trainer.accelerator",
+    "trainer.precision",
     "trainer.log_every_n_steps",
     "checkpoint_every",
     "attention_maps_every",
@@ -42,7 +47,7 @@ def with_absolute_paths(config: Node) -> dict[str, Any]:
         return os.path.abspath(value) if isinstance(value, str) and Path(value).exists() else value
 
     data = {key: absolute(value) if key in DATA_FILES else value for key, value in config["data"].items()}
-    return {**config, "data": data, "output": str(Path(config["output"]).absolute())}
+    return {**config, "data": data, "output": os.path.abspath(config["output"])}
 
 
 def new_run_folder(output: Path, name: str) -> Path:
@@ -54,8 +59,6 @@ def new_run_folder(output: Path, name: str) -> Path:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
-        except OSError as error:
-            raise ConfigurationError(f"options output={output}, name={name}: {error.strerror}") from None
         return folder
     raise ConfigurationError(f"option output={output}: no free run folder")
 
@@ -63,14 +66,14 @@ def new_run_folder(output: Path, name: str) -> Path:
 @contextmanager
 def log_file(folder: Path, name: str = "train.log") -> Iterator[None]:
     """Write the project's log to a file of the run, after what is there."""
-    log = logging.FileHandler(folder / name, encoding="utf-8")
-    log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log = logging.StreamHandler(to_append(folder / name))
+    log.setFormatter(PrintableFormatter("%(asctime)s %(message)s"))
     logger.addHandler(log)
     try:
         yield
     finally:
         logger.removeHandler(log)
-        log.close()
+        log.stream.close()
 
 
 def shown(path: Path) -> str:
@@ -122,40 +125,89 @@ class Resumed:
 
     def results(self, options: TrainOptions) -> dict[str, Any] | None:
         """What ``metrics.json`` holds, if the run came to its end at this step and is asked for nothing more."""
-        path = None if self.folder is None else self.folder / "metrics.json"
-        if path is None or not path.exists():
+        if self.folder is None:
             return None
-        metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            metrics = json.loads((self.folder / "metrics.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):  # it is written once the run has ended, and may be anybody's
+            return None
         ended_early = self.checkpoint["lockstep"]["stopped_early"] and same_goal(self.config, asdict(options))
-        done = metrics["train/steps"] == self.step and (self.step >= options.trainer.max_steps or ended_early)
-        return metrics if done else None
+        done = isinstance(metrics, dict) and metrics.get("train/steps") == self.step
+        return metrics if done and (self.step >= options.trainer.max_steps or ended_early) else None
+
+    def end(self, options: TrainOptions) -> str:
+        """At which step a complete run ended; before its last, also why, and what makes it go on."""
+        end = f"step {self.step} of {options.trainer.max_steps}"
+        if self.step >= options.trainer.max_steps:
+            return end
+        waited = self.checkpoint["callbacks"].get("Saving", {}).get("waited")
+        patient = options.patience is not None and waited == options.patience
+        option = f"patience={options.patience}" if patient else f"stop_at_exact_match={options.stop_at_exact_match}"
+        return f"{end}, where {option} ended it; it goes on with {option.partition('=')[0]}=null"
 
 
-def options_of_run(config: Node, told: Iterable[str]) -> dict[str, Any]:
+def options_of_run(config: Node, told: Collection[str]) -> dict[str, Any]:
     """The options of the run that ``config["resume"]`` names, but for those told anew.
+
+    Where a run folder lies is known from where it was found; a checkpoint that lies alone does not decide where
+    anything is written.
 
     Args:
         config: as composed, with defaults for all that was not told.
         told: dotted names of the options that were.
 
     Raises:
-        CheckpointError: there is no usable checkpoint.
+        CheckpointError: there is no usable checkpoint, or it names a class that is neither known here, nor told, nor
+            trusted.
     """
-    options = copy.deepcopy(saved_config(read_checkpoint(_checkpoint(Path(config["resume"])))))
+    path = checkpoint_of(Path(config["resume"]))
+    place = f"checkpoint {shown(path)}"
+    options = copy.deepcopy(saved_config(read_checkpoint(path)))
+    for key, value in config.items():
+        if isinstance(value, Mapping) and not isinstance(options.get(key), dict):
+            raise CheckpointError(f"{place} holds no configuration of a run: {key} is {options.get(key)!r}"[:300])
+    options |= {"resume": config["resume"], "trust": config.get("trust", False)}
+    folder = _folder_of(path)
+    options |= {o: config[o] for o in ("output", "name")} if folder is None else {"output": str(folder.parent)}
     for option in told:
-        *path, key = option.split(".")
+        *parents, key = option.split(".")
         source, target = config, options
-        for name in path:
+        for name in parents:
             source, target = source[name], target.setdefault(name, {})
         if key in source:
             target[key] = source[key]
     if "attention" in told:
         options = with_attention(options, options["attention"])
+    if not options["trust"]:
+        remedy = "name it on the command line, such as attention=NAME, or say trust=true"
+        refuse_unknown(options, [node for node in NODES if node not in told], place, remedy)
     return options
 
 
-def _checkpoint(run: Path) -> Path:
+def checkpoint_of(run: Path) -> Path:
+    """The newest checkpoint of a run folder; or the file itself.
+
+    Raises:
+        CheckpointError: the folder has none.
+    """
     return newest_checkpoint(run) if run.is_dir() else run
+
+
+def _folder_of(path: Path) -> Path | None:
+    """The run folder that a checkpoint lies in; None where it lies elsewhere.
+
+    Raises:
+        CheckpointError: the run's checkpoints would be written elsewhere.
+    """
+    path = Path(os.path.abspath(path))
+    folder = path.parent.parent
+    if path.parent.name != "checkpoints" or not (folder / "config.yaml").exists():
+        return None
+    if path.parent.is_symlink():
+        raise CheckpointError(
+            f"{shown(path.parent)} is a link, and a run writes in its own folder alone: put the folder itself there"
+        )
+    return folder
 
 
 def resume(run: Path, config: Node) -> Resumed:
@@ -165,13 +217,15 @@ def resume(run: Path, config: Node) -> Resumed:
         CheckpointError: there is no usable checkpoint.
         ConfigurationError: an option that would make it another experiment.
     """
-    path = _checkpoint(run)
+    path = checkpoint_of(run)
     checkpoint = read_checkpoint(path)
-    folder = path.absolute().parent.parent
-    own = path.parent.name == "checkpoints" and (folder / "config.yaml").exists()
-    ignored = {"resume"} if own else {"resume", "output", "name"}
+    folder = _folder_of(path)
+    saved = saved_config(checkpoint)
+    if folder is not None:  # wherever it lay before
+        saved = {**saved, "output": str(folder.parent)}
+    ignored = {"resume", "trust", "name"} if folder else {"resume", "trust", "name", "output"}
     changes = []
-    for option, before, now in _differences(saved_config(checkpoint), config):
+    for option, before, now in _differences(saved, config):
         if option in MAY_CHANGE or option == "attention":
             changes.append(f"{option} was {_short(before)}, is {_short(now)}")
         elif option not in ignored:
@@ -179,16 +233,18 @@ def resume(run: Path, config: Node) -> Resumed:
                 f"option {option} is {_short(before)} in {shown(path)}, and cannot become {_short(now)} on the way; "
                 "leave it out, or begin a new run"
             )
-    return Resumed(path, checkpoint, folder if own else None, tuple(changes))
+    return Resumed(path, checkpoint, folder, tuple(changes))
 
 
 def saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """The plain configuration of the run that wrote a checkpoint, with what older ones did and did not yet say."""
     config: dict[str, Any] = checkpoint["lockstep"]["config"]
+    search = config.get("search")
     return {
+        "trust": False,
+        "scores": {"tokenizer": "13a"},
         **config,
-        "search": {"early_stopping": True, **config["search"]},
-        "scores": config.get("scores", {"tokenizer": "13a"}),
+        "search": {"early_stopping": True, **search} if isinstance(search, dict) else search,
     }
 
 

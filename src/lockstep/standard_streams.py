@@ -1,12 +1,13 @@
 """Translating line by line, from standard input to standard output."""
 
+import io
 import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from PIL import Image
@@ -15,32 +16,36 @@ from lockstep.configuration import ConfigurationError, TranslateOptions, parse
 from lockstep.data.batching import Batch, collate
 from lockstep.data.lines import decoded
 from lockstep.data.tokenization import BOS
+from lockstep.errors import InputError
+from lockstep.files import write_whole
 from lockstep.observe.attention_maps import attention_maps, draw_attention, token_labels
 from lockstep.runs import shown
+from lockstep.terminal import counted
 from lockstep.trained import Trained, load_trained
 from lockstep.trainer import quiet_libraries
-from lockstep.translation import Translation, Translator
+from lockstep.translation import MOST_CHARACTERS, Translation, Translator
 
 logger = logging.getLogger("lockstep")
 
 CHUNK = 1000  # lines: enough to find some of like length for every batch
+CHUNK_CHARACTERS = 2**20  # at which a chunk ends with fewer lines
+LONGEST_LINE = 4 * (MOST_CHARACTERS + 2)  # bytes, which hold more characters than are translated
 
 
 def translate(config: dict[str, Any]) -> None:
     """Translate standard input to standard output, a chunk of lines at a time.
 
     Raises:
-        ConfigurationError: an option, or a line of the input, that cannot be used.
+        ConfigurationError: an option that cannot be used.
+        InputError: a line that cannot; those before it are translated.
         CheckpointError: there is no trained model where the options say.
     """
     quiet_libraries()
     options = parse(TranslateOptions, config)
     picture = None if options.picture is None else Path(options.picture)
-    if picture is not None and not picture.absolute().parent.is_dir():
-        raise ConfigurationError(f"option picture={options.picture}: there is no folder {picture.parent}")
-    if picture is not None and picture.is_dir():
-        raise ConfigurationError(f"option picture={options.picture} is a folder; name a file")
-    trained = load_trained(Path(options.checkpoint))
+    if picture is not None:
+        _check_output(picture)
+    trained = load_trained(Path(options.checkpoint), options.trust)
     trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
     translator = Translator(trained.model, trained.tokenizers, options.search, options.batch_tokens, options.cached)
     logger.info("translating with step %d, %s", trained.step, shown(trained.path))
@@ -53,35 +58,62 @@ def translate(config: dict[str, Any]) -> None:
             done += len(lines)
             if len(lines) == CHUNK:  # so there may be more
                 logger.info("%d lines so far, in %.1f s", done, time.perf_counter() - started)
-            real = next((line for line in lines if line.strip()), None)
-            if picture is not None and real is not None:
-                _draw(trained, translator, real, picture)
+            first = next((best[0] for best in translations if best[0].source), None)
+            if picture is not None and first is not None:
+                _draw(trained, first, picture)
                 picture = None
     except BrokenPipeError:  # whoever reads has read enough, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
-    logger.info("%d lines in %.1f s", done, time.perf_counter() - started)
+    translator.say_cut()
+    if picture is not None:
+        logger.warning("no picture: there was no line to translate")
+    logger.info("%s in %.1f s", counted(done, "line"), time.perf_counter() - started)
 
 
-def read_chunks(stream: Iterable[bytes], size: int) -> Iterator[list[str]]:
-    """Lines as text, ``size`` at a time (see :func:`decoded`).
+def _check_output(picture: Path) -> None:
+    """Refuse what no picture can be written to."""
+    folder = Path(os.path.realpath(picture)).parent
+    if picture.is_dir():
+        raise ConfigurationError(f"option picture={picture} is a folder; name a file")
+    if not folder.is_dir():
+        raise ConfigurationError(f"option picture={picture}: there is no folder {folder}")
+    if not os.access(picture if picture.exists() and not picture.is_file() else folder, os.W_OK):
+        raise ConfigurationError(f"option picture={picture}: it cannot be written in {folder}")
+
+
+def read_chunks(stream: BinaryIO, size: int) -> Iterator[list[str]]:
+    """Lines as text (see :func:`decoded`), ``size`` or 2**20 characters at a time.
 
     Raises:
-        ConfigurationError: a line is not UTF-8; those before it have been given.
+        InputError: a line is no text; those before it have been given.
     """
     chunk: list[str] = []
+    characters = 0
     try:
-        for text in decoded(stream, "standard input"):
+        for text in decoded(_bounded_lines(stream), "standard input"):
             chunk.append(text)
-            if len(chunk) == size:
+            characters += len(text)
+            if len(chunk) == size or characters >= CHUNK_CHARACTERS:
                 yield chunk
-                chunk = []
-    except ValueError as error:
+                chunk, characters = [], 0
+    except InputError as error:
         yield chunk
-        raise ConfigurationError(
-            f"{error}; it and all that follow are not translated. To convert a file: iconv -f latin1 -t utf-8"
-        ) from None
+        raise InputError(f"{error}; it and all that follow are not translated") from None
     yield chunk
+
+
+def _bounded_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Lines without what goes beyond ``LONGEST_LINE`` bytes, which is read and forgotten a piece at a time."""
+    while line := stream.readline(LONGEST_LINE):
+        rest = line
+        while len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
+            rest = stream.readline(LONGEST_LINE)
+        if rest is not line:
+            # The cut may be within a character; of a whole one the start is found 1 to 4 bytes before the end.
+            start = next((i for i in range(1, 5) if line[-i] & 0xC0 != 0x80), 0)
+            line = line[: len(line) - start]
+        yield line
 
 
 def _output(translations: Sequence[list[Translation]], before: int, options: TranslateOptions) -> Iterator[str]:
@@ -90,17 +122,18 @@ def _output(translations: Sequence[list[Translation]], before: int, options: Tra
         if options.search.n_best == 1:
             yield best[0].text
         else:
-            yield from (f"{number} ||| {text} ||| {score:.6f}" for text, score in best)
+            yield from (f"{number} ||| {each.text} ||| {each.score:.6f}" for each in best)
 
 
-def _draw(trained: Trained, translator: Translator, line: str, path: Path) -> None:
-    """A picture of the attention of a line's best translation to the line."""
-    tokenizers = trained.tokenizers
-    source = tokenizers.source.encode(line).ids
-    target = [BOS, *translator.hypotheses([source])[0][0].tokens]
-    batch = collate([(torch.tensor(source), torch.tensor(target))])
+def _draw(trained: Trained, translation: Translation, path: Path) -> None:
+    """A picture of what a translation attends to in its source, of the tokens that were translated."""
+    batch = collate([(torch.tensor(translation.source), torch.tensor([BOS, *translation.target]))])
     device = next(trained.model.parameters()).device
     weights = attention_maps(trained.model, Batch(batch.source.to(device), batch.target.to(device)))["cross"]
-    queries, keys = token_labels(tokenizers.target, batch.prefix[0]), token_labels(tokenizers.source, batch.source[0])
-    Image.fromarray(draw_attention(weights, queries, keys)).save(path, format="PNG")
-    logger.info("%d queries down, %d keys across, 0 dark to 1 bright: %s", len(queries), len(keys), shown(path))
+    queries = token_labels(trained.tokenizers.target, batch.prefix[0])
+    keys = token_labels(trained.tokenizers.source, batch.source[0])
+    content = io.BytesIO()
+    Image.fromarray(draw_attention(weights, queries, keys)).save(content, format="PNG")
+    write_whole(path, content.getvalue(), follow=True)
+    shape = "%d of %d queries down, %d of %d keys across, 0 dark to 1 bright: %s"
+    logger.info(shape, weights.size(2), len(queries), weights.size(3), len(keys), shown(path))

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from lockstep.files import write_whole
 from lockstep.runs import new_run_folder, shown
-from lockstep.terminal import cell, console, say
+from lockstep.terminal import cell, console, counted, say
 
 # Metrics by the heads of their columns; a task has the first or the second.
 COLUMNS = {
@@ -29,9 +29,11 @@ class Sweep:
 
     Args:
         folder: of the sweep, with a folder of each job in it.
+        jobs: how many are to run.
     """
 
     folder: Path
+    jobs: int
     _rows: list[tuple[dict[str, str], Mapping[str, Any] | str]] = field(default_factory=list)
 
     def add(self, choices: dict[str, str], outcome: Mapping[str, Any] | str) -> None:
@@ -44,13 +46,13 @@ class Sweep:
         return sum(isinstance(outcome, str) for _, outcome in self._rows)
 
     @classmethod
-    def begin(cls, output: Path) -> "Sweep":
+    def begin(cls, output: Path, jobs: int) -> "Sweep":
         """Make a folder for a sweep.
 
         Raises:
             OSError: it cannot be made.
         """
-        return cls(new_run_folder(output, "sweep"))
+        return cls(new_run_folder(output, "sweep"), jobs)
 
     def report(self) -> None:
         """Write the table, the best BLEU or exact match first, to ``results.csv``, and print it."""
@@ -71,7 +73,7 @@ class Sweep:
         for row in rows:
             table.add_row(*map(cell, row))
         console().print(table)
-        say(f"{len(rows)} jobs, {self.failed} failed: {shown(self.folder / 'results.csv')}")
+        say(f"{len(rows)} of {counted(self.jobs, 'job')}, {self.failed} failed: {shown(self.folder / 'results.csv')}")
 
 
 def _rank(outcome: Mapping[str, Any] | str) -> tuple[bool, float, float]:

@@ -16,13 +16,19 @@ Stream = Literal["stdout", "stderr"]
 def printable(text: str) -> str:
     r"""The text with escapes such as ``\x1b`` for what would steer a terminal; line breaks stay.
 
-    Names and texts come from anywhere: a control character in them could rewrite what was said before.
+    Names and texts come from anywhere: a control character in them could rewrite what was said before. The two joiners
+    belong to the spelling of Persian and of Indic languages.
     """
 
     def plain(c: str) -> bool:
-        return c == "\n" or c.isprintable() or unicodedata.category(c) == "Zs"
+        return c in "\n\u200c\u200d" or c.isprintable() or unicodedata.category(c) == "Zs"
 
     return text if all(map(plain, text)) else "".join(c if plain(c) else ascii(c)[1:-1] for c in text)
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """A number and what it counts: ``1 pair``, ``2,000 pairs``; ``plural`` where it does not end in a mere s."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def say(text: str, stream: Stream = "stdout") -> None:

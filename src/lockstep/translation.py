@@ -18,13 +18,19 @@ from lockstep.transformer.search import Hypothesis, SearchOptions, beam_search
 logger = logging.getLogger("lockstep")
 
 LONGEST = 1024  # source tokens: attention takes memory by their square, and no sentence is as long
+MOST_CHARACTERS = 64 * LONGEST  # of a text, which is encoded whole: more than as many tokens of any language have
 
 
 class Translation(NamedTuple):
-    """A text without line breaks, and what it was preferred by (see :class:`SearchOptions`)."""
+    """A text without line breaks, what it was preferred by (see :class:`SearchOptions`), and both sides' token ids.
+
+    The source's are from BOS to EOS, the target's from the first on; a blank text has none.
+    """
 
     text: str
     score: float
+    source: Sequence[int] = ()
+    target: Sequence[int] = ()
 
 
 class Translator:
@@ -61,26 +67,30 @@ class Translator:
         """The best translations of each text, best first; a blank text has one, which is empty.
 
         Args:
-            texts: to translate; a text of more than 1,024 tokens is cut, which the log says.
+            texts: to translate; one of more than 65,536 characters, or 1,024 tokens, is cut, which the log says.
             progress: told after each batch how many texts are done.
             first_line: number of the first text, for the log.
         """
         target = self._tokenizers.target
         translations = [[Translation("", 0.0)] for _ in texts]
         real = [index for index, text in enumerate(texts) if text.strip()]
-        encodings = self._tokenizers.source.encode_batch([texts[index] for index in real])
+        encodings = self._tokenizers.source.encode_batch([texts[index][:MOST_CHARACTERS] for index in real])
         sources = {index: encoding.ids for index, encoding in zip(real, encodings, strict=True)}
         for index, ids in sources.items():
-            if len(ids) > LONGEST:
+            if len(texts[index]) > MOST_CHARACTERS:
+                logger.warning("line %d is cut: it has over %d characters", first_line + index, MOST_CHARACTERS)
+            elif len(ids) > LONGEST:
                 logger.warning("line %d is cut: %d tokens are over %d", first_line + index, len(ids), LONGEST)
-                sources[index] = [*ids[: LONGEST - 1], EOS]
+            sources[index] = ids if len(ids) <= LONGEST else [*ids[: LONGEST - 1], EOS]
         done = len(texts) - len(real)
         for batch in self._batches({index: len(ids) for index, ids in sources.items()}):
             found = self.hypotheses([sources[index] for index in batch])
             self._cut += sum(best[0].tokens[-1] != EOS for best in found)
             self._translated += len(batch)
             for index, hypotheses in zip(batch, found, strict=True):
-                translations[index] = [Translation(to_line(target, h.tokens), h.score) for h in hypotheses]
+                translations[index] = [
+                    Translation(to_line(target, h.tokens), h.score, sources[index], h.tokens) for h in hypotheses
+                ]
             done += len(batch)
             if progress is not None:
                 progress(done)

@@ -84,4 +84,4 @@ def test_the_size_of_an_epoch_is_told():
     # Target tokens to be predicted: 3 + 3 + 5 + 5. One batch pads to 4 x (4 + 6), of which 2 x (2 + 2) are not real.
     lengths = [(2, 4), (2, 4), (4, 6), (4, 6)]
     told = LengthGroupedBatches(lengths, 1000, seed=0).summary()
-    assert told == "4 training pairs, 16 target tokens, 1 batches an epoch, padding 20.0%"
+    assert told == "4 training pairs, 16 target tokens, 1 batch an epoch, padding 20.0%"

@@ -42,3 +42,7 @@ def test_refuses_what_cannot_be_drawn():
         CopyTask(**{**SMALL, "symbols": 2, "min_length": 1})
     with pytest.raises(ValueError, match="min_length"):
         CopyTask(**{**SMALL, "min_length": 10})
+    with pytest.raises(ValueError, match="too few different sequences"):
+        CopyTask(**{**SMALL, "symbols": 1})
+    with pytest.raises(ValueError, match=r"2,100,000,003,780 symbols in all are over 100,000,000"):
+        CopyTask(**{**SMALL, "max_length": 10**10 + 14})

@@ -14,6 +14,7 @@ from huggingface_hub import constants
 from lockstep.data import hub
 from lockstep.data.hub import hub_pairs
 from lockstep.data.multi30k import HUB_NAME, Multi30kTask
+from lockstep.errors import InputError
 
 MULTI30K = Multi30kTask(
     path=None,
@@ -57,9 +58,7 @@ def keep(folder, rows):
 
 def test_unreachable_says_within_seconds_what_to_do(hub_cache):
     began = time.monotonic()
-    with pytest.raises(
-        ValueError, match=f"cannot be reached, and its cache does not give dataset {HUB_NAME} "
-    ) as refusal:
+    with pytest.raises(OSError, match=f"cannot be reached, and its cache does not give dataset {HUB_NAME} ") as refusal:
         MULTI30K.splits(0)
     assert time.monotonic() - began < 10
     assert str(refusal.value).endswith("connect, or give a folder with its files by data.path=FOLDER")
@@ -73,7 +72,7 @@ def test_a_server_that_never_answers_is_given_up(hub_cache, monkeypatch):
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr(hub, "PATIENCE", 0.5)
         began = time.monotonic()
-        with pytest.raises(ValueError, match="cannot be reached"):
+        with pytest.raises(OSError, match="cannot be reached"):
             MULTI30K.splits(0)
         assert time.monotonic() - began < 5
 
@@ -86,7 +85,7 @@ def test_a_name_server_that_never_answers_is_given_up(hub_cache, monkeypatch):
     monkeypatch.setattr(hub, "get_session", Session)
     monkeypatch.setattr(hub, "PATIENCE", 0.1)
     began = time.monotonic()
-    with pytest.raises(ValueError, match="cannot be reached"):
+    with pytest.raises(OSError, match="cannot be reached"):
         MULTI30K.splits(0)
     assert time.monotonic() - began < 3
 
@@ -148,5 +147,16 @@ def test_columns_or_languages_of_a_translation(reachable, caplog):
 )
 def test_refused_by_the_name_of_the_dataset(reachable, splits, message):
     reachable(splits)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, InputError), match=message):
         load(("de", "fr"))
+
+
+def test_a_loading_script_is_never_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(hub, "_hub_answers", lambda: True)
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "corpus.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (tmp_path / "corpus" / "train.jsonl").write_text('{"de": "ja", "en": "yes"}\n')
+    with pytest.raises(ValueError, match="scripts are no longer supported"):
+        hub_pairs(str(tmp_path / "corpus"), None, ("de", "en"), "give files")
+    assert not (tmp_path / "ran").exists()

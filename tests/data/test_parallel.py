@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from conftest import compose
 
+from lockstep.building import build_data
 from lockstep.configuration import ConfigurationError, TrainOptions, parse
 from lockstep.data.batching import collate
 from lockstep.data.module import DataModule
 from lockstep.data.parallel import ParallelTask
 from lockstep.data.tokenization import BOS, EOS, PAD, UNK
-from lockstep.experiment import build_data, train
+from lockstep.errors import InputError
+from lockstep.experiment import train
 
 OPTIONS = {
     "train": ("train.a", "train.b"),
@@ -66,7 +68,7 @@ def test_three_lines_train_and_translate_and_it_is_said_what_they_are_scored_on(
     ]
     train(compose(*options, "attention_maps_every=0", "output=out"))
     assert "none of the 3 training pairs is held out for validation and test" in caplog.text
-    assert "3 training pairs, 17 target tokens, 1 batches an epoch, padding" in caplog.text
+    assert "3 training pairs, 17 target tokens, 1 batch an epoch, padding" in caplog.text
     assert texts(data(), "train") == texts(data(), "test") == THREE
 
 
@@ -113,7 +115,7 @@ def test_unequal_files_are_refused_in_every_split(corpus, split):
     corpus(THREE)
     Path("longer").write_text("1\n2\n3\n4\n")
     options = {"train": ("train.a", "train.b"), split: ("train.a", "longer")}
-    with pytest.raises(ValueError, match=r"train\.a has 3 lines and longer has 4"):
+    with pytest.raises(InputError, match=r"train\.a has 3 lines and longer has 4"):
         data(**options)
 
 
@@ -189,18 +191,30 @@ def test_options_that_do_not_go_together_are_refused(change, message):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.train=[a,b,c]", r"option data\.train=\('a', 'b', 'c'\)"),
-        ("data.over_long=keep", "option data.over_long=keep: input should be 'drop' or 'cut'"),
-        ("data.max_tokens=2", "option data.max_tokens=2: input should be greater than or equal to 3"),
-        ("data.held_out=-1", "option data.held_out=-1: input should be greater than or equal to 0"),
-        ("data.train=[nowhere.en,nowhere.de]", "data: cannot read nowhere.en: No such file"),
-        ("data.vocabulary_size=9", "data: vocabulary_size=9 cannot hold 256 bytes"),
+        ("data.train=[a,b,c]", r"option data\.train=\[a,b,c\]: has too many entries"),
+        ("data.over_long=keep", "option data.over_long=keep: must be .drop. or .cut."),
+        ("data.max_tokens=2", "option data.max_tokens=2: must be greater than or equal to 3"),
+        ("data.held_out=-1", "option data.held_out=-1: must be greater than or equal to 0"),
+        ("data.train=pairs.csv", "data: pairs.csv: one file is a .tsv or a .jsonl"),
+        ("data=copy data.train_size=1", "option data.train_size=1: .* 2"),
+        ("data=dates data.test_size=10000000000", "option data.test_size=10000000000: .* 10000000"),
+        ("data=copy data.symbols=0", "option data.symbols=0: .* 1"),
+        ("data=copy data.symbols=1000000000", "option data.symbols=1000000000: .* 131068"),
+        ("data.vocabulary_size=259", "option data.vocabulary_size=259: .* 260"),
+        ("data.vocabulary_size=1000000000000", "option data.vocabulary_size=1000000000000: .* 131072"),
     ],
 )
 def test_refused_as_options_in_one_line(corpus, override, message):
     corpus(THREE)
+    overrides = override.split() if " " in override else ["data=parallel", "data.train=[train.a,train.b]", override]
     with pytest.raises(ConfigurationError, match=message) as refusal:
-        build_data(
-            parse(TrainOptions, compose("data=parallel", "name=refused", "data.train=[train.a,train.b]", override))
-        )
+        build_data(parse(TrainOptions, compose("name=refused", *overrides)))
     assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_is_not_there_is_no_option_and_one_that_is_no_text_neither(corpus):
+    corpus(THREE)
+    Path("utf16").write_text("a\nb\n", encoding="utf-16")
+    for name, error in (("nowhere", FileNotFoundError), ("utf16", InputError)):
+        with pytest.raises(error, match=name):
+            build_data(parse(TrainOptions, compose("data=parallel", "name=refused", f"data.train=[train.a,{name}]")))

@@ -98,7 +98,7 @@ def test_a_damaged_file_is_made_again(cache_folder, trainings, caplog, damage):
     assert damaged != content
     path.write_bytes(damaged)
     assert same(prepared(), first)
-    assert "damaged and made again" in caplog.text
+    assert "not used, and made again" in caplog.text
     assert same(prepared(), first)
     assert len(trainings) == 2
 
@@ -110,6 +110,64 @@ def test_a_flipped_bit_anywhere_changes_nothing(cache_folder):
     for place in range(0, len(content), 997):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         assert same(prepared(), first)
+
+
+def forge(path, **changes):
+    """Rewrite an entry, with a digest that fits, as anybody could who may write the file."""
+    with np.load(path) as stored:
+        arrays = {**dict(stored), **changes}
+    del arrays["digest"]
+    digest = np.frombuffer(preparation._digest(path.stem, arrays).encode(), np.uint8)
+    np.savez(path, digest=digest, **arrays)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"train.source.ids": [1, 2**30, 2], "train.source.lengths": [2, 1]}, "does not hold the ids of 2 texts"),
+        ({"train.source.ids": [1, 2**30, 1, 2], "train.source.lengths": [2, 2]}, "ids that no token has"),
+        ({"test.target.ids": [1, -1, 1, 2], "test.target.lengths": [2, 2]}, "ids that no token has"),
+        ({"train.source.ids": [1, 2], "train.source.lengths": [2]}, "does not hold the ids of 2 texts"),
+        ({"train.source.ids": [1, 2], "train.source.lengths": [2, 2]}, "does not hold the ids of 2 texts"),
+        ({"source": np.frombuffer(b"{}", np.uint8)}, "not a tokenizer"),
+        ({"source": np.array([print], dtype=object)}, "allow_pickle=False"),
+    ],
+)
+def test_what_an_entry_says_must_be_possible(cache_folder, caplog, changes, reason):
+    first = prepared()
+    (path,) = cache_folder.iterdir()
+    forge(path, **{k: v if isinstance(v, np.ndarray) else np.array(v, np.int32) for k, v in changes.items()})
+    assert same(prepared(), first)
+    assert reason in caplog.text
+
+
+def test_an_entry_under_the_name_of_another_is_made_again(cache_folder, caplog):
+    prepared(corpus("other"))
+    (other,) = cache_folder.iterdir()
+    first = prepared()
+    (path,) = set(cache_folder.iterdir()) - {other}
+    path.write_bytes(other.read_bytes())
+    assert same(prepared(), first)
+    assert "the content is not what was kept under this name" in caplog.text
+
+
+@pytest.mark.parametrize("case", ["another user's", "writable by all", "link", "pipe"])
+def test_what_another_could_have_written_is_not_read(cache_folder, monkeypatch, caplog, trainings, case):
+    first = prepared()
+    (path,) = cache_folder.iterdir()
+    if case == "another user's":
+        monkeypatch.setattr(os, "geteuid", lambda: os.stat(path).st_uid + 1)
+    elif case == "writable by all":
+        path.chmod(0o666)
+    else:
+        path.rename(cache_folder / "elsewhere")
+        path.symlink_to(cache_folder / "elsewhere") if case == "link" else os.mkfifo(path)
+    assert same(prepared(), first)
+    assert "is not used, and made again" in caplog.text
+    assert len(trainings) == 2
+    monkeypatch.undo()
+    assert path.is_file()
+    assert not path.is_symlink()
 
 
 def test_a_preparation_broken_off_leaves_nothing_that_is_believed(cache_folder, trainings, monkeypatch):

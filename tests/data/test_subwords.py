@@ -1,8 +1,11 @@
 """Subword tokenizers: nothing is lost, nothing in a text is special, the same in every process."""
 
+import json
 import os
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,10 +20,14 @@ from lockstep.data.tokenization import (
     PAD,
     SPECIAL_TOKENS,
     UNK,
+    encode,
     load_tokenizer,
     subword_tokenizer,
     subword_tokenizers,
+    tokenizer_from,
+    word_tokenizer,
 )
+from lockstep.errors import InputError
 
 CORPUS = ["hug"] * 10 + ["pug"] * 5 + ["pun"] * 12 + ["bun"] * 4 + ["hugs"] * 5
 TOKENIZER = subword_tokenizer(CORPUS, 270)
@@ -96,6 +103,76 @@ def test_joint_or_separate() -> None:
     assert "left" not in separate.target.get_vocab()
 
 
-def test_a_vocabulary_too_small_for_the_bytes_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"vocabulary_size=259 .* 260"):
-        subword_tokenizer(CORPUS, 259)
+def test_what_was_saved_is_loaded_the_same() -> None:
+    for made in (TOKENIZER, word_tokenizer(["b", "a"])):
+        loaded = tokenizer_from(made.to_str(pretty=True))
+        assert loaded.to_str() == made.to_str()
+        assert loaded.encode("b hug </s>").ids == made.encode("b hug </s>").ids
+
+
+def _saved(**changes: object) -> str:
+    saved = json.loads(TOKENIZER.to_str())
+    model = changes.pop("model", {})
+    return json.dumps({**saved, **changes, "model": {**saved["model"], **model}})
+
+
+def _vocabulary(**changes: int) -> dict[str, dict[str, int]]:
+    return {"vocab": {**json.loads(TOKENIZER.to_str())["model"]["vocab"], **changes}}
+
+
+PADDING = {"strategy": {"Fixed": 2 * 10**8}, "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        _saved(padding={**PADDING, "pad_to_multiple_of": None}),
+        _saved(truncation={"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}),
+        _saved(normalizer={"type": "Replace", "pattern": {"Regex": "(a*)*b"}, "content": "a" * 10**6}),
+        _saved(pre_tokenizer=None),
+        _saved(decoder=None),
+        _saved(post_processor=None),
+        _saved(added_tokens=[]),
+        _saved(added_tokens=[{"id": 4, "content": "<pad>"}]),
+        _saved(extra=1),
+        _saved(model={"dropout": 0.5}),
+        _saved(model={"type": "Unigram"}),
+        _saved(model={"vocab": {}}),
+        _saved(model={"merges": [["h", "nothing"]]}),
+        _saved(model={"merges": [["h"]]}),
+        _saved(model={"merges": 7}),
+        _saved(model=_vocabulary(h=7)),
+        _saved(model=_vocabulary(new=2**40)),
+        _saved(model=_vocabulary(**{"<pad>": 1, "<s>": 0})),
+        _saved(model={"vocab": {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}, "merges": []}),
+        "[" * 10**5,
+        "[]," * 10**6,
+        "1" * 5000,
+        '{"model": null}',
+        "{",
+        "",
+        "null",
+        " " * 2**26,
+    ],
+)
+def test_a_tokenizer_that_is_none_of_ours_is_refused_before_the_library_sees_it(saved: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        tokenizer_from(saved)
+    assert len(str(refusal.value)) < 250
+    assert str(refusal.value).isprintable()
+
+
+def test_a_saved_tokenizer_is_read_no_further_than_it_may_be_large(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="larger than a vocabulary"):
+        load_tokenizer(Path("/dev/zero"))
+    (tmp_path / "latin").write_bytes(b"\xff")
+    with pytest.raises(InputError, match="not UTF-8"):
+        load_tokenizer(tmp_path / "latin")
+
+
+def test_a_word_of_any_length_is_trained_on_in_a_moment() -> None:
+    letters = random.Random(0)
+    word = "".join(letters.choice("abcde") for _ in range(2**20))
+    began = time.monotonic()
+    assert encode([word], subword_tokenizer([word, "hug"], 1000)).lengths.sum() > 1000
+    assert time.monotonic() - began < 30

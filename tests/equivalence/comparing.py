@@ -11,12 +11,12 @@ from conftest import CONF, TINY
 from omegaconf import OmegaConf
 from torch.optim import Optimizer
 
+from lockstep.building import build_data
 from lockstep.comparison import OFF, CompareOptions, build_variants, compare, most_padded
 from lockstep.configuration import TrainOptions, parse
 from lockstep.data.module import DataModule
 from lockstep.equivalence.step import Conditions, random_and_distinct
 from lockstep.equivalence.variant import Variant
-from lockstep.experiment import build_data
 from lockstep.transformer.canonical import canonical_weights
 
 SMALL = [override for override in TINY if not override.startswith(("attention_maps_every", "trainer.val_check"))]

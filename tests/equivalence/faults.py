@@ -85,6 +85,28 @@ class ExtraParameter(FusedAttention):
         self.temperature = nn.Parameter(torch.ones(()))
 
 
+class Gated(FusedAttention):
+    """An idea with weights that multi-head attention has not."""
+
+    canonical = False
+
+    def __init__(self, d_model, num_heads, *, bias=True, dropout=0.0):
+        super().__init__(d_model, num_heads, bias=bias, dropout=dropout)
+        self.gate = nn.Linear(d_model, d_model)
+
+    def forward(self, query, key, value, mask=None, is_causal=False):
+        return self.gate(query).sigmoid() * super().forward(query, key, value, mask, is_causal)
+
+
+class Failing(FusedAttention):
+    """Works once."""
+
+    def forward(self, query, key, value, mask=None, is_causal=False):
+        if query.size(0) > 2:
+            raise RuntimeError("out of order")
+        return super().forward(query, key, value, mask, is_causal)
+
+
 class KeyFrozen(FusedAttention):
     """The right function, of which a part is not trained."""
 

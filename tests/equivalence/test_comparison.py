@@ -1,18 +1,22 @@
 """Whole comparisons: variants that agree, faults that must be found, and the files left behind."""
 
-import subprocess
-import sys
+import re
 
 import faults
 import hydra
 import pytest
 import yaml
-from comparing import CONF, compare, compared, compose, participants, verdicts
+from comparing import CONF, SMALL, compare, compared, compose, participants, verdicts
 from omegaconf import OmegaConf
 
+from lockstep.command_line import COULD_NOT_TELL
+from lockstep.comparison import build_optimizer
 from lockstep.configuration import ConfigurationError
+from lockstep.equivalence.lockstep_module import LockstepModule
+from lockstep.errors import NonFiniteError
+from scripts import called
 
-EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml") if "compare.py" in path.read_text())
+EXPERIMENTS = sorted(path.stem for path in (CONF / "comparison").glob("*.yaml"))
 FAULTS = [f"faults.{fault.__name__}" for fault in faults.ALL]
 
 
@@ -103,6 +107,12 @@ def test_a_run_that_shows_nothing_is_inconclusive_and_says_why(output):
         assert reason in result["verdicts"]["fused"]
 
 
+def test_a_reference_that_blows_up_ends_the_comparison(tmp_path):
+    options = ["optimizer=sgd", "optimizer.lr=1e30", "trainer.max_steps=6", "compare.recorded_steps=3"]
+    with pytest.raises(NonFiniteError, match=r"the loss of per_head is nan at step 2, .* a lower optimizer\.lr"):
+        compare(compose(f"output='{tmp_path}'", *options), CONF)
+
+
 def test_swapping_a_thing_for_itself_is_no_evidence():
     variants, _, _ = participants(
         "fused", "faults.FusedByAnotherName", overrides=("arithmetic=native", "compare.swap_at=9")
@@ -132,14 +142,39 @@ def test_the_default_command_gives_the_verdict_at_its_head(tmp_path):
     assert "IDENTICAL: no differing bit in 500 steps" in path.read_text()
 
 
-@pytest.mark.slow
-def test_the_script_refuses_in_one_line_and_with_status_2():
-    script = CONF.parent / "scripts" / "compare.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "compare.variants=[per_head,fusd]"], capture_output=True, text=True, check=False
+def test_a_variant_with_weights_of_its_own_is_compared(output):
+    """Canonical weights are laid in; what multi-head attention has not starts as it was drawn."""
+    status, result = compared(
+        output, "compare.variants=[per_head,faults.Gated]", "trainer.max_steps=3", "compare.recorded_steps=2"
     )
-    assert done.returncode == 2
-    assert done.stderr == "error: compare.variants: attention fusd does not exist; did you mean fused?\n"
+    assert (status, verdicts(result)) == (1, {"Gated": "DIFFERENT"})
+
+
+@pytest.mark.parametrize("name", ["v1.0", "keys", "half", "a/b", "$x_{", "[/b]", "\x1b[31m"])
+def test_any_name_serves(name):
+    variants, _, options = participants("per_head", {"attention": "fused", "name": name})
+    module = LockstepModule(variants, 0, build_optimizer(options, variants), lambda step: 1.0, 0.0)
+    assert module.model(name) is module.copies[1]
+    assert {group["copy"] for group in module.configure_optimizers()["optimizer"].param_groups} == {"per_head", name}
+
+
+def test_names_of_any_kind_are_drawn_and_shown_as_they_are(output, capsys):
+    names = ["$x_{", "[/b]", "\x1b[31m"]
+    entries = ",".join(f"{{attention: fused, name: '{name}'}}" for name in names)
+    told = [f"compare.variants=[per_head,{entries}]", "trainer.max_steps=2", "compare.recorded_steps=2"]
+    _, result = compared(output, *told)
+    assert list(result["verdicts"]) == names
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    for name in ("$x_{", "[/b]", r"\x1b[31m"):
+        assert f"│ {name} " in shown
+
+
+def test_a_variant_that_fails_cannot_be_judged(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert called("compare", *SMALL, "compare.variants=[per_head,faults.Failing]") == COULD_NOT_TELL
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"error: \S*/faults.py:\d+: RuntimeError: out of order\n", error)
 
 
 def test_a_comparison_leaves_figures_a_picture_and_overlaid_scalars(ordered):
@@ -148,10 +183,18 @@ def test_a_comparison_leaves_figures_a_picture_and_overlaid_scalars(ordered):
     _, result = ordered
     folder = result["folder"]
     assert (folder / "comparison.png").stat().st_size > 10_000
+    assert not (folder / "hparams.yaml").exists()
     board = EventAccumulator(str(folder))
     board.Reload()
     tags = board.Tags()["scalars"]
     assert {"loss/per_head", "loss/fused", "resync/fused", "resync/control 1e-04", "drift/fused"} <= set(tags)
+    assert "epoch" not in tags
+    # Steps are counted as in train.py: the first is 1.
+    assert [event.step for event in board.Scalars("loss/fused")] == list(range(1, 61))
+    recorded = [event.step for event in board.Scalars("resync/fused")]
+    assert (recorded[0], recorded[-1]) == (1, 60)
+    assert [step["step"] for step in result["figures"]["resyncs"]] == recorded
+    assert [event.step for event in board.Scalars("drift/fused")] == recorded
     assert "custom_scalars__config__" in board.Tags()["tensors"]
 
 
@@ -163,9 +206,9 @@ def steps_of(experiment: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_each_experiment_gives_the_verdict_at_its_head(output, experiment):
-    lines = (CONF / "experiment" / f"{experiment}.yaml").read_text().splitlines()
+    lines = (CONF / "comparison" / f"{experiment}.yaml").read_text().splitlines()
     expected = dict(line.removeprefix("# Verdict of ").split(": ") for line in lines if line.startswith("# Verdict of"))
-    _, result = compared(output, f"experiment={experiment}", f"trainer.max_steps={steps_of(experiment)}")
+    _, result = compared(output, f"comparison={experiment}", f"trainer.max_steps={steps_of(experiment)}")
     assert expected
     assert verdicts(result) == expected
 
@@ -186,7 +229,13 @@ def test_each_experiment_gives_the_verdict_at_its_head(output, experiment):
             "faults.ReturnsWeightsToo cannot serve: under a pad",
         ),
         (["trainer.accumulate_grad_batches=2"], "accumulate_grad_batches"),
-        (["optimizer=muon"], "optimizer, for per_head"),
+        (["optimizer._target_=torch.optim.Muon", "~optimizer.betas"], "optimizer, for per_head"),
+        (
+            ["compare.variants=[per_head,{attention: fused, learner: {_target_: builtins.dict}}]"],
+            "is not a lockstep.eq",
+        ),
+        (["compare.variants=[per_head,json.loads]"], "is not a lockstep.attention.MultiHeadAttention"),
+        (["trainer.precision=16-mixed"], "a CPU has bf16-mixed, or 32-true"),
         (["+compare.tolerance=1"], "unknown option compare.tolerance"),
     ],
 )
@@ -215,6 +264,6 @@ def test_other_arguments_or_another_learner_make_a_thing_another():
 def test_experiments_say_what_verdict_they_must_give():
     assert EXPERIMENTS
     for name in EXPERIMENTS:
-        text = (CONF / "experiment" / f"{name}.yaml").read_text()
-        assert f"# python scripts/compare.py experiment={name}\n" in text
+        text = (CONF / "comparison" / f"{name}.yaml").read_text()
+        assert f"# python scripts/compare.py comparison={name}\n" in text
         assert yaml.safe_load(text)["compare"]["variants"]

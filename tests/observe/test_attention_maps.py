@@ -1,13 +1,19 @@
 """Pictures of attention: bright cells where they belong, and looking changes nothing."""
 
+import logging
+
 import numpy as np
+import pytest
 import torch
 from conftest import VARIANTS
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
 from oracle import oracle
 from test_start import make
 
 from lockstep.data.batching import Batch
-from lockstep.observe.attention_maps import CELL, COLOURS, attention_maps, draw_attention
+from lockstep.observe import attention_maps as module
+from lockstep.observe.attention_maps import CELL, COLOURS, MOST_TOKENS, attention_maps, draw_attention
 
 
 def cell(image, weights, layer, head, row, column):
@@ -66,3 +72,74 @@ def test_no_hook_stays_behind():
     model = make("fused")
     attention_maps(model, Batch(torch.tensor([[1, 5, 2]]), torch.tensor([[1, 5, 2]])))
     assert all(not m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_map_holds_no_more_tokens_than_can_be_drawn(monkeypatch):
+    model = make("fused", dtype=torch.float64).eval()
+    ids = torch.arange(4, 9).repeat(30)[None]
+    maps = attention_maps(model, Batch(ids, ids))
+    assert maps["decoder"].shape == maps["cross"].shape == (1, 8, MOST_TOKENS, MOST_TOKENS)
+    assert maps["encoder"].shape == (2, 8, 89, 89)  # 16 panels in as many pixels
+    assert maps["encoder"].sum(-1).max() < 1  # of all keys, of which some are not shown
+    monkeypatch.setattr(module, "MOST_PIXELS", 2 * 8 * (20 * CELL) ** 2)
+    maps = attention_maps(model, Batch(ids, ids))
+    assert maps["encoder"].shape == (2, 8, 20, 20)
+    assert maps["cross"].shape == (1, 8, 28, 28)
+    image = draw_attention(maps["cross"], ["q" * 5000] * 200, ["k"] * 200)
+    assert image.shape[0] * image.shape[1] < 3 * module.MOST_PIXELS
+
+
+@pytest.mark.parametrize("T_k", [1, 2, 3, 5, 20])
+def test_every_title_tells_its_layer_and_head(T_k):
+    titles = [module._title(layer, head, T_k * CELL) for layer in (1, 2) for head in (1, 2, 16)]
+    assert len(set(titles)) == 6
+    assert all(module._font().getlength(title) < T_k * CELL + module.GAP for title in titles if T_k > 1)
+    assert titles[-1] == {1: "2.16", 2: "2.16", 3: "2.16", 5: "l. 2, h. 16", 20: "layer 2, head 16"}[T_k]
+
+
+@pytest.fixture
+def fonts(monkeypatch):
+    """The fonts of the machine, as a test sets them."""
+    found = []
+    monkeypatch.setattr(module, "findSystemFonts", lambda: found)
+    for cached in (module._font_of, module._letters, module._say_missing):
+        cached.cache_clear()
+    yield found
+    for cached in (module._font_of, module._letters, module._say_missing):
+        cached.cache_clear()
+
+
+def font_with(character, path):
+    pen = TTGlyphPen(None)
+    pen.moveTo((0, 0))
+    for point in ((0, 700), (700, 700), (700, 0)):
+        pen.lineTo(point)
+    pen.closePath()
+    builder = FontBuilder(1000, isTTF=True)
+    builder.setupGlyphOrder([".notdef", "glyph"])
+    builder.setupCharacterMap({ord(character): "glyph"})
+    builder.setupGlyf({".notdef": TTGlyphPen(None).glyph(), "glyph": pen.glyph()})
+    builder.setupHorizontalMetrics({".notdef": (500, 0), "glyph": (800, 0)})
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": "Test", "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(path)
+    return str(path)
+
+
+def test_labels_are_drawn_in_a_font_that_has_their_letters(fonts, tmp_path, caplog):
+    fonts += [font_with("犬", tmp_path / "dog.ttf"), font_with("猫", tmp_path / "cat.ttf"), str(tmp_path / "none.ttf")]
+    assert module._font_of("猫").path == tmp_path / "cat.ttf"
+    assert module._font_of("犬").path == tmp_path / "dog.ttf"
+    assert module._font_of("Fußball").path == module.DEJAVU
+    draw_attention(torch.rand(1, 1, 1, 2), ["猫"], ["犬", "dog"])
+    assert caplog.messages == []
+
+
+def test_where_no_font_has_them_the_log_says_so_once(fonts, caplog):
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            draw_attention(torch.rand(1, 1, 1, 2), ["猫"], ["犬", "dog"])
+    (said,) = caplog.messages
+    assert "no font of this machine has the letters of all tokens" in said

@@ -1,15 +1,17 @@
 """The exponential average of the weights: what it is, that it is judged, and that it is saved and converted."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import compose
 from runs import at_step, config, interrupt, newest, run, same, state
 
+from lockstep import experiment
 from lockstep.configuration import ConfigurationError
 from lockstep.errors import Interrupted
-from lockstep.experiment import convert_to, train
+from lockstep.experiment import train
 from lockstep.runs import options_of_run
 from lockstep.training.module import TranslationModule
 
@@ -38,8 +40,8 @@ def test_it_is_the_average_of_all_weights_so_far(tmp_path, monkeypatch):
 
 
 def _module(folder):
+    from lockstep.building import build_data, build_model, build_module
     from lockstep.configuration import TrainOptions, parse
-    from lockstep.experiment import build_data, build_model, build_module
 
     options = parse(TrainOptions, state(folder)["lockstep"]["config"])
     data = build_data(options)
@@ -62,15 +64,15 @@ def test_it_goes_on_as_if_it_had_never_stopped(tmp_path):
     with at_step(3, interrupt), pytest.raises(Interrupted):
         train(config(tmp_path / "cut", *AVERAGED))
     cut = newest(tmp_path / "cut")
-    train({**options_of_run({"resume": str(cut)}, []), "resume": str(cut)})
+    train(options_of_run({"resume": str(cut)}, []))
     assert same(state(cut)["state_dict"], state(whole)["state_dict"])
 
 
 def test_it_is_converted_with_the_weights(tmp_path):
     before = state(run(config(tmp_path, *AVERAGED)))
-    there = convert_to(before, compose("name=x", "attention=per_head")["attention"])
+    there = experiment.convert_to(before, compose("name=x", "attention=per_head")["attention"], Path("a"))
     assert any(name.startswith("average.") and "heads" in name for name in there["state_dict"])
-    assert same(convert_to(there, before["lockstep"]["config"]["attention"]), before)
+    assert same(experiment.convert_to(there, before["lockstep"]["config"]["attention"], Path("b")), before)
 
 
 def test_it_is_refused_where_it_would_stand_still(tmp_path):

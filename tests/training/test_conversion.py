@@ -3,20 +3,28 @@
 import functools
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import VARIANTS, compose, make_variant
 from runs import config, newest, points, run, same, state
 
+from lockstep import experiment
 from lockstep.configuration import ConfigurationError
 from lockstep.errors import CheckpointError
-from lockstep.experiment import convert, convert_to, train
+from lockstep.experiment import convert, train
 from lockstep.runs import options_of_run
 from lockstep.training.checkpoints import read_checkpoint, write_checkpoint
 from lockstep.training.saving import random_state, set_random_state
 
 EQUIVALENT = [name for name in VARIANTS if make_variant(name)(4, 2).canonical]
+
+TOLD = {"arithmetic": "ordered", "trust": False}
+
+
+def convert_to(checkpoint, attention):
+    return experiment.convert_to(checkpoint, attention, Path("a.ckpt"))
 
 
 @functools.cache
@@ -83,10 +91,15 @@ def test_trained_on_as_another_variant_every_bit_agrees(tmp_path):
     fused = run(config(tmp_path / "fused", *options, "checkpoint_every=20"))
     assert state(fused, "previous.ckpt")["global_step"] == 20
     output = tmp_path / "as per head.ckpt"
-    told = {"checkpoint": str(fused / "checkpoints" / "previous.ckpt"), "output": str(output), "arithmetic": "ordered"}
+    told = {
+        "checkpoint": str(fused / "checkpoints" / "previous.ckpt"),
+        "output": str(output),
+        "arithmetic": "ordered",
+        "trust": False,
+    }
     convert({**told, "attention": node("per_head")})
-    options_now = options_of_run({"resume": str(output)}, [])
-    train({**options_now, "resume": str(output), "output": str(tmp_path / "per head")})
+    told = {"resume": str(output), "output": str(tmp_path / "per head"), "name": "x"}
+    train(options_of_run(told, []))
     per_head = newest(tmp_path / "per head")
     assert json.loads((per_head / "metrics.json").read_text())["train/steps"] == 40
     after = [p for p in points(fused)["train/loss"] if p[0] > 20]
@@ -98,7 +111,7 @@ def test_trained_on_as_another_variant_every_bit_agrees(tmp_path):
 def test_training_with_another_attention_converts_by_itself_and_says_so(tmp_path, caplog):
     folder = run(config(tmp_path, "trainer.max_steps=4"))
     told = {"resume": str(folder), "attention": node("packed"), "trainer": {"max_steps": 6}}
-    train({**options_of_run(told, ["attention", "trainer.max_steps"]), "resume": str(folder)})
+    train(options_of_run(told, ["attention", "trainer.max_steps"]))
     assert list(tmp_path.iterdir()) == [folder]
     assert "converted" in caplog.text
     assert "attention was FusedAttention, is PackedAttention" in (folder / "train.log").read_text()
@@ -175,7 +188,12 @@ def test_random_streams_come_back(tmp_path):
 
 def test_a_converted_file_is_written_whole_or_not_at_all(tmp_path, trained):
     write_checkpoint(trained["fused"], tmp_path / "a.ckpt")
-    told = {"checkpoint": str(tmp_path / "a.ckpt"), "arithmetic": "ordered", "attention": node("shared_heads")}
+    told = {
+        "checkpoint": str(tmp_path / "a.ckpt"),
+        "arithmetic": "ordered",
+        "trust": False,
+        "attention": node("shared_heads"),
+    }
     with pytest.raises(ConfigurationError):
         convert({**told, "output": str(tmp_path / "b.ckpt")})
     with pytest.raises(ConfigurationError, match="is a folder"):

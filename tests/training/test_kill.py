@@ -42,7 +42,7 @@ def test_ten_runs_killed_at_random_moments_end_bit_identical(tmp_path):
         folder = newest(tmp_path / str(number))
         # Between two renamings there may be no last.ckpt, but always a previous one.
         survived.append(read_checkpoint(newest_checkpoint(folder))["global_step"])
-        resumed = start({**options_of_run({"resume": str(folder)}, []), "resume": str(folder)})
+        resumed = start(options_of_run({"resume": str(folder)}, []))
         resumed.join()
         assert resumed.exitcode == 0
         ours, theirs = state(folder), state(whole)

@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,7 +38,8 @@ def broken_off(folder, step, act=interrupt, error=Interrupted, overrides=OPTIONS
 
 def go_on(folder, **changes):
     torch.manual_seed(5)  # whatever the new process did before
-    return train({**options_of_run({"resume": str(folder)}, []), "resume": str(folder), **changes})
+    elsewhere = {"output": str(folder.parent), "name": "other"}  # for a checkpoint that lies alone
+    return train({**options_of_run({"resume": str(folder), **elsewhere}, []), **changes})
 
 
 def assert_as_whole(folder, whole):
@@ -128,11 +130,6 @@ def test_a_short_run_validates_at_its_end_and_goes_on_in_its_interval(tmp_path):
     go_on(folder, trainer={**saved["trainer"], "max_steps": 12})
     assert [step for step, _ in points(folder)["validation/loss"]] == [4, 5, 10]
     assert [step for step, _ in points(folder)["train/loss"]] == list(range(1, 13))
-    uninterrupted = run(config(tmp_path / "a", "trainer.max_steps=12", "trainer.val_check_interval=5"))
-    ours, theirs = points(folder), points(uninterrupted)
-    assert ours["validation/loss"][1:] == theirs["validation/loss"]
-    # The schedule was the shorter run's until it went on.
-    assert [step for step, _ in ours["optimizer/gradient_norm"]] == [s for s, _ in theirs["optimizer/gradient_norm"]]
 
 
 def test_c22_the_schedule_has_stepped_before_it_is_saved(tmp_path):
@@ -175,9 +172,9 @@ def test_patience_outlives_an_interruption(tmp_path):
 def test_a_checkpoint_from_elsewhere_leaves_its_best_behind(tmp_path):
     options = ["trainer.max_steps=10", "trainer.val_check_interval=5", "optimizer=sgd", "optimizer.lr=0"]
     folder = run(config(tmp_path, *options))
-    path = shutil.copy(folder / "checkpoints" / "last.ckpt", tmp_path / "other.ckpt")
-    saved = options_of_run({"resume": str(path)}, [])
-    go_on(path, trainer={**saved["trainer"], "max_steps": 20}, name="other")
+    path = Path(shutil.copy(folder / "checkpoints" / "last.ckpt", tmp_path / "other.ckpt"))
+    trainer = read_checkpoint(path)["lockstep"]["config"]["trainer"]
+    go_on(path, trainer={**trainer, "max_steps": 20})
     (other,) = tmp_path.glob("other-*")
     assert state(other, "best.ckpt")["global_step"] == 15  # the first here, though no better than the one before
 
@@ -283,7 +280,7 @@ def test_c44_nan_never_is_the_best(tmp_path):
         go_on(folder, trainer={**saved["trainer"], "max_steps": 20})  # what was best is still known
     assert state(folder)["global_step"] == 20
     assert state(folder, "best.ckpt")["global_step"] == 12
-    assert state(folder)["callbacks"]["Saving"]["best"] == pytest.approx(0.4)
+    assert state(folder)["callbacks"]["Saving"]["best"] == pytest.approx([0.4])
 
 
 def test_c40_hyperparameters_are_shown_as_plain_resolved_values(whole):
@@ -293,3 +290,30 @@ def test_c40_hyperparameters_are_shown_as_plain_resolved_values(whole):
     assert shown["model/d_model"].number_value == 64
     assert shown["attention/arithmetic"].string_value == "ordered"
     assert [step for step, _ in points(whole)["test/exact_match"]] == [16]
+
+
+def test_a_complete_run_refuses_another_attention(whole):
+    attention = config(whole.parent, "attention=shared_heads")["attention"]
+    with pytest.raises(
+        ConfigurationError, match=r"option attention: .*is complete, step 16 of 16, .*trainer\.max_steps"
+    ):
+        go_on(whole, attention=attention)
+
+
+@pytest.mark.parametrize(("before", "now"), [("64-true", "32-true"), ("bf16-mixed", "32-true"), ("32-true", "64-true")])
+def test_precision_may_change_on_the_way_and_is_reported(tmp_path, before, now):
+    folder = run(config(tmp_path, "trainer.max_steps=3", f"trainer.precision={before}"))
+    trainer = {**read_checkpoint(folder / "checkpoints" / "last.ckpt")["lockstep"]["config"]["trainer"], "max_steps": 5}
+    assert go_on(folder, trainer={**trainer, "precision": now})["train/steps"] == 5
+    assert f"changed: trainer.precision was {before}, is {now}" in (folder / "train.log").read_text()
+    weight = state(folder)["state_dict"]["model.output.weight"]
+    assert weight.dtype == (torch.float64 if now == "64-true" else torch.float32)
+
+
+def test_a_run_that_ended_early_says_what_ended_it_and_what_makes_it_go_on(tmp_path, caplog):
+    options = ["trainer.max_steps=12", "trainer.val_check_interval=2", "patience=2", "optimizer=sgd", "optimizer.lr=0"]
+    folder = run(config(tmp_path, *options))
+    trainer = read_checkpoint(folder / "checkpoints" / "last.ckpt")["lockstep"]["config"]["trainer"]
+    assert go_on(folder, trainer={**trainer, "max_steps": 80})["train/steps"] == 6
+    assert "step 6 of 80, where patience=2 ended it; it goes on with patience=null" in caplog.text
+    assert go_on(folder, trainer={**trainer, "max_steps": 8}, patience=None)["train/steps"] == 8

@@ -2,14 +2,17 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
 from conftest import TINY, VARIANTS, compose, make_variant
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
 from lockstep.experiment import train
+from lockstep.observe import progress
 from lockstep.training.checkpoints import FORMAT_VERSION
 from lockstep.training.loss import summed_loss
 from lockstep.training.module import exact_matches
@@ -91,9 +94,9 @@ def test_c44_accumulation_weighs_tokens_not_batches(tmp_path):
     """Two unequal batches accumulated give the gradient of one batch that holds both."""
     import lightning as L
 
-    from lockstep.configuration import TrainOptions
+    from lockstep.building import build_data, build_model, build_module
+    from lockstep.configuration import TrainOptions, parse
     from lockstep.data.batching import Batch
-    from lockstep.experiment import build_data, build_model, build_module, parse
 
     options = parse(TrainOptions, compose(*TINY, "model.dropout=0", "optimizer=sgd", "optimizer.momentum=0"))
     data = build_data(options)
@@ -136,9 +139,9 @@ def test_c44_accumulation_weighs_tokens_not_batches(tmp_path):
 def test_c44_evaluation_averages_over_tokens_and_sequences(tmp_path):
     import lightning as L
 
-    from lockstep.configuration import TrainOptions
+    from lockstep.building import build_data, build_model, build_module
+    from lockstep.configuration import TrainOptions, parse
     from lockstep.data.tokenization import PAD
-    from lockstep.experiment import build_data, build_model, build_module, parse
 
     options = parse(TrainOptions, compose(*TINY, "data.test_size=173", "batch_tokens=100"))
     data = build_data(options)
@@ -208,6 +211,34 @@ def test_what_a_run_leaves_behind(tmp_path):
     assert set(events.Tags()["images"]) == {"attention/encoder", "attention/decoder", "attention/cross"}
     assert [image.step for image in events.Images("attention/cross")] == list(range(13))  # before training, too
     assert "samples/text_summary" in events.Tags()["tensors"]
+
+
+def test_a_run_of_any_length_has_a_curve_and_a_validation(tmp_path):
+    options = ["trainer.val_check_interval=1000", "trainer.log_every_n_steps=10"]
+    for steps, points in {1: [1], 25: [1, 10, 20, 25]}.items():
+        _, scalars = run(tmp_path / str(steps), f"trainer.max_steps={steps}", *options)
+        assert [step for step, _ in scalars["train/loss"]] == points
+        assert [step for step, _ in scalars["validation/loss"]] == [steps]
+
+
+def test_without_a_terminal_lines_tell_what_remains_and_change_nothing(tmp_path, monkeypatch, caplog):
+    options = ["trainer.max_steps=4", "model.dropout=0.1"]
+    quiet, _ = run(tmp_path / "quiet", *options)
+    assert "left" not in caplog.text
+    monkeypatch.setattr(progress, "SILENCE", 0.0)
+    told, _ = run(tmp_path / "told", *options)
+    assert re.search(r"step     3 of 4   loss \d\.\d{4}   [\d,]+ target tokens/s   0 s left", caplog.text)
+    assert re.search(r"validation: batch 1 of \d", caplog.text)
+    assert re.search(r"test: batch 1 of \d", caplog.text)
+    assert told["weights_sha256"] == quiet["weights_sha256"]
+
+
+def test_a_cluster_in_the_environment_is_no_wish_for_several_processes(tmp_path, monkeypatch):
+    for name, value in {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "3", "SLURM_JOB_NAME": "job"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rank_zero_only, "rank", 1)  # as Lightning reads SLURM_PROCID=1 when it is imported
+    _, scalars = run(tmp_path, "trainer.max_steps=1")
+    assert len(scalars["train/loss"]) == 1
 
 
 def test_looking_changes_no_bit(tmp_path):

@@ -13,11 +13,12 @@ from conftest import compose
 from runs import newest, points, run, send, state
 from training.translating import TINY, config
 
+from lockstep.building import build_data, build_model, build_module
 from lockstep.configuration import TrainOptions, parse
 from lockstep.data.batching import collate
 from lockstep.data.tokenization import PAD
 from lockstep.errors import Interrupted
-from lockstep.experiment import build_data, build_model, build_module, train
+from lockstep.experiment import train
 from lockstep.observe import scores, segmentation
 from lockstep.observe.scores import Score, score
 from lockstep.runs import options_of_run
@@ -59,7 +60,7 @@ def metrics_of(folder):
 
 
 def go_on(folder, **changes):
-    return train({**options_of_run({"resume": str(folder)}, []), "resume": str(folder), **changes})
+    return train({**options_of_run({"resume": str(folder)}, []), **changes})
 
 
 def test_the_printed_command_gives_the_scores_that_were_noted(whole):

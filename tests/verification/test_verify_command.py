@@ -105,7 +105,7 @@ def test_exit_status(folder: Path, command: Command, words: list[str], status: i
         ("-m target=mine.py:MultiHeadAttention", 64, "verify runs once"),
         ("target=mine.py:MultiHeadAttention arguments.a={", 64, "arguments.a={"),
         ("target=mine.py:MultiHeadAttention arguments=[1]", 64, "arguments=[1]"),
-        ("target=mine.py:MultiHeadAttention conventions=null", 64, "option conventions=None"),
+        ("target=mine.py:MultiHeadAttention conventions=null", 64, "option conventions=null"),
         ("target=mine.py:MultiHeadAttention save=fused overwrite=true", 64, "was not written by verify, and stays"),
         ("target=mine.py:MultiHeadAttention save=../../evil", 64, "save=../../evil must be a name"),
         ("target=mine.py:MultiHeadAttention save=a/b", 64, "save=a/b must be a name"),

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from lockstep.data.tokenization import PAD
+from lockstep.terminal import counted
 
 
 class Batch(NamedTuple):
@@ -111,10 +112,17 @@ class LengthGroupedBatches(Sampler[list[int]]):
         """Size of the current epoch, and the share of its positions, of both sides, that are padding."""
         plan = self.plan()
         count, tokens = len(self._lengths), [sum(pair[side] for pair in self._lengths) for side in (0, 1)]
+        over = sum(len(b) * max(self._lengths[i][1] for i in b) > self._batch_tokens for b in plan)
         positions = sum(len(b) * max(self._lengths[i][side] for i in b) for b in plan for side in (0, 1))
         return (
-            f"{count:,} training pairs, {tokens[1] - count:,} target tokens, {len(plan):,} batches an epoch, "
+            f"{counted(count, 'training pair')}, {counted(tokens[1] - count, 'target token')}, "
+            f"{counted(len(plan), 'batch', 'batches')} an epoch, "
             f"padding {1 - sum(tokens) / positions:.1%}"
+            + (
+                f"; {over:,} of them over batch_tokens={self._batch_tokens}, as none holds fewer than two"
+                if over
+                else ""
+            )
         )
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -1,13 +1,17 @@
 """The copy task: say again what you heard."""
 
+import math
 import random
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from annotated_types import Ge, Le
 from datasets import Dataset, DatasetDict
 
-from lockstep.data.preparation import Prepared, prepare
-from lockstep.data.tokenization import Tokenizers, word_tokenizer
+from lockstep.data.preparation import Prepared, SplitSize, prepare
+from lockstep.data.tokenization import MOST, SPECIAL_TOKENS, Tokenizers, word_tokenizer
+
+MOST_SYMBOLS = 100_000_000  # of all sequences together: some minutes of drawing, and a few gigabytes
 
 
 @dataclass(frozen=True)
@@ -28,12 +32,12 @@ class CopyTask:
         ValueError: there are not twice as many different sequences as asked for.
     """
 
-    symbols: int
+    symbols: Annotated[int, Ge(1), Le(MOST - len(SPECIAL_TOKENS))]
     min_length: int
     max_length: int
-    train_size: int
-    validation_size: int
-    test_size: int
+    train_size: SplitSize
+    validation_size: SplitSize
+    test_size: SplitSize
     natural_language: ClassVar[bool] = False
     target_language: ClassVar[None] = None
 
@@ -41,9 +45,11 @@ class CopyTask:
         if not 1 <= self.min_length <= self.max_length:
             raise ValueError(f"1 <= min_length <= max_length, got {self.min_length} and {self.max_length}")
         wanted = self.train_size + self.validation_size + self.test_size
+        if (total := wanted * (self.min_length + self.max_length) // 2) > MOST_SYMBOLS:
+            raise ValueError(f"{total:,} symbols in all are over {MOST_SYMBOLS:,}; lower train_size or max_length")
         # Twice, so that drawing until all differ ends soon; the shortest lengths run out first.
         per_length = wanted / (self.max_length - self.min_length + 1)
-        if self.symbols**self.min_length < 2 * per_length:
+        if self.min_length * math.log(self.symbols) < math.log(2 * per_length):
             raise ValueError(
                 f"{self.symbols} symbols give too few different sequences of {self.min_length} for {wanted} in all; "
                 "raise symbols or min_length, or lower train_size"

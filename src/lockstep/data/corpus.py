@@ -5,12 +5,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import torch
+import numpy as np
 from annotated_types import Ge
 from datasets import DatasetDict
-from torch import Tensor
 
+from lockstep.data.encoded import Pairs
 from lockstep.data.preparation import Prepared, prepare_subwords
+from lockstep.data.tokenization import VocabularySize
 
 logger = logging.getLogger("lockstep")
 
@@ -28,7 +29,7 @@ class Corpus(ABC):
             translations are scored against whole references.
     """
 
-    vocabulary_size: int
+    vocabulary_size: VocabularySize
     joint_vocabulary: bool
     max_tokens: Annotated[int, Ge(3)]
     over_long: Literal["drop", "cut"]
@@ -43,14 +44,15 @@ class Corpus(ABC):
         prepared = prepare_subwords(texts, vocabulary_size=self.vocabulary_size, joint=self.joint_vocabulary)
         texts, pairs = DatasetDict(), {}
         for name, whole in prepared.pairs.items():
-            fits = [i for i, pair in enumerate(whole) if max(map(len, pair)) <= self.max_tokens]
+            sides = whole.source, whole.target
+            fits = np.maximum(*(side.lengths for side in sides)) <= self.max_tokens
+            texts[name], pairs[name] = prepared.texts[name], whole
+            if fits.all():
+                continue
             drop = name == "train" and self.over_long == "drop"
-            if over := len(whole) - len(fits):
-                done = "dropped" if drop else "cut"
-                logger.info("%s: %d of %d pairs over %d tokens %s", name, over, len(whole), self.max_tokens, done)
-            texts[name] = prepared.texts[name].select(fits) if drop and over else prepared.texts[name]
-            pairs[name] = [whole[i] for i in fits] if drop else [(self._cut(s), self._cut(t)) for s, t in whole]
+            done = "dropped" if drop else "cut"
+            logger.info("%s: %d of %d pairs over %d tokens %s", name, (~fits).sum(), len(fits), self.max_tokens, done)
+            if drop:
+                texts[name] = texts[name].select(np.flatnonzero(fits))
+            pairs[name] = Pairs(*(side.where(fits) if drop else side.cut(self.max_tokens) for side in sides))
         return Prepared(prepared.tokenizers, texts, pairs)
-
-    def _cut(self, ids: Tensor) -> Tensor:
-        return ids if len(ids) <= self.max_tokens else torch.cat([ids[: self.max_tokens - 1], ids[-1:]])

@@ -11,8 +11,8 @@ from babel.dates import format_date, format_skeleton
 from babel.localedata import locale_identifiers
 from datasets import Dataset, DatasetDict
 
-from lockstep.data.preparation import Prepared, prepare
-from lockstep.data.tokenization import Tokenizers, subword_tokenizers
+from lockstep.data.preparation import Prepared, SplitSize, prepare
+from lockstep.data.tokenization import Tokenizers, VocabularySize, subword_tokenizers
 
 # In English "Sunday, November 29, 2026", "Sun, Nov 29, 2026", "November 29, 2026" and "Nov 29, 2026".
 STYLES = ("full", "abbreviated", "long", "medium")
@@ -45,10 +45,10 @@ class DatesTask:
     target_locale: str
     first_year: int
     last_year: int
-    train_size: int
-    validation_size: int
-    test_size: int
-    vocabulary_size: int
+    train_size: SplitSize
+    validation_size: SplitSize
+    test_size: SplitSize
+    vocabulary_size: VocabularySize
     joint_vocabulary: bool
     natural_language: ClassVar[bool] = False
 

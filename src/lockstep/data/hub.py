@@ -9,6 +9,7 @@ from datasets import Dataset, DatasetDict
 from huggingface_hub import constants, get_session
 
 from lockstep.data.pairs import Columns, one_line, without_empty
+from lockstep.errors import InputError
 
 PATIENCE = 8.0  # seconds; a name server that does not answer takes longer than any timeout of a connection
 
@@ -25,7 +26,9 @@ def hub_pairs(name: str, subset: str | None, columns: Columns, instead: str) -> 
         instead: what to do where the Hub cannot be reached.
 
     Raises:
-        ValueError: the dataset cannot be had, or lacks a column or the split train.
+        ValueError: there is no such dataset, or it lacks a column or the split train.
+        OSError: the Hub cannot be reached, and its cache lacks the dataset.
+        InputError: a column does not hold texts.
     """
     reachable = constants.HF_HUB_OFFLINE or _hub_answers()
     try:
@@ -35,7 +38,7 @@ def hub_pairs(name: str, subset: str | None, columns: Columns, instead: str) -> 
         reason = str(error).strip().splitlines()[0]
         if reachable and not constants.HF_HUB_OFFLINE:
             raise ValueError(f"dataset {name}: {reason}") from error
-        raise ValueError(
+        raise ConnectionError(
             f"{constants.ENDPOINT} cannot be reached, and its cache does not give dataset {name} ({reason}); connect, "
             f"or {instead}"
         ) from error
@@ -53,9 +56,9 @@ def _pairs(split: Dataset, columns: Columns, place: str) -> Dataset:
             raise ValueError(f"{place}: no column {column}; there are {', '.join(split.column_names)}")
         texts.append([text or "" for text in split[found[0]][:]])
         if not all(isinstance(text, str) for text in texts[-1]):
-            raise ValueError(f"{place}: column {column} holds other things than texts")
+            raise InputError(f"{place}: column {column} holds other things than texts")
     source, target = ([one_line(text) for text in side] for side in texts)
-    return without_empty(source, target, place)
+    return without_empty(zip(source, target, strict=True), place)
 
 
 def _hub_answers() -> bool:

@@ -6,10 +6,12 @@ from typing import Any, ClassVar, Protocol
 import lightning as L
 import torch
 from datasets import DatasetDict
+from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from lockstep.data.batching import Batch, EndlessBatches, LengthGroupedBatches, collate
-from lockstep.data.preparation import Pairs, Prepared
+from lockstep.data.preparation import Prepared
+from lockstep.terminal import counted
 
 logger = logging.getLogger("lockstep")
 
@@ -56,7 +58,7 @@ class DataModule(L.LightningDataModule):
         self.tokenizers, self._texts, self._pairs = task.prepare(task.splits(seed))
         for name, pairs in self._pairs.items():
             if len(pairs) < 2:
-                raise ValueError(f"the {name} split has {len(pairs)} examples; at least 2 are needed")
+                raise ValueError(f"the {name} split has {counted(len(pairs), 'example')}; at least 2 are needed")
         self._batches_before = 0  # those of the sessions before this one
         self._stream = EndlessBatches(self.batches("train"))
 
@@ -67,7 +69,7 @@ class DataModule(L.LightningDataModule):
 
     def batches(self, split: str) -> LengthGroupedBatches:
         """The sampler of one split."""
-        lengths = [(len(source), len(target)) for source, target in self._pairs[split]]
+        lengths = self._pairs[split].lengths()
         if split == "train":
             return LengthGroupedBatches(lengths, self._batch_tokens, seed=self._seed, jitter=self._jitter)
         # Without gradients a batch can be larger.
@@ -111,6 +113,7 @@ class DataModule(L.LightningDataModule):
         """The target texts of a split as they were given, in its order: what translations are scored against."""
         return self._texts[split]["target"][:]
 
-    def examples(self, split: str, count: int) -> Pairs:
+    def examples(self, split: str, count: int) -> list[tuple[Tensor, Tensor]]:
         """The first examples of a split, as (source, target) ids."""
-        return self._pairs[split][:count]
+        pairs = self._pairs[split]
+        return [pairs[index] for index in range(min(count, len(pairs)))]

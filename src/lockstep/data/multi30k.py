@@ -44,7 +44,8 @@ class Multi30kTask(Corpus):
         """Text columns ``source`` and ``target`` of the splits train, validation and test.
 
         Raises:
-            ValueError: a file or the Hub's dataset cannot be read, or is not as it should be.
+            InputError: a file is not as it should be.
+            OSError: a file, or the Hub, cannot be read.
         """
         languages = self.source_language, self.target_language
         if self.path is None:

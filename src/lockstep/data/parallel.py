@@ -13,6 +13,7 @@ from datasets import Dataset, DatasetDict
 from lockstep.data.corpus import Corpus
 from lockstep.data.hub import hub_pairs
 from lockstep.data.pairs import Columns, Files, read_pairs
+from lockstep.data.tokenization import texts
 
 logger = logging.getLogger("lockstep")
 
@@ -70,7 +71,9 @@ class ParallelTask(Corpus):
         """Text columns ``source`` and ``target`` of the splits train, validation and test.
 
         Raises:
-            ValueError: a file or the dataset cannot be read, or is not as it should be.
+            InputError: a file is not as it should be.
+            OSError: a file, or the Hub, cannot be read.
+            ValueError: a file of another kind, or a dataset that there is not.
         """
         if self.dataset is not None:
             assert self.columns is not None
@@ -89,20 +92,22 @@ def hold_out(train: Dataset, names: list[str], most: int, seed: int) -> dict[str
     Each split gets ``most`` pairs, a tenth of the training pairs, or its share of those that can be drawn, whichever
     is least; where that is less than two, it is the training pairs themselves.
     """
-    pairs = list(zip(train["source"][:], train["target"][:], strict=True))
-    times = [Counter(side) for side in zip(*pairs, strict=True)]
-    alone = [i for i, (source, target) in enumerate(pairs) if times[0][source] == times[1][target] == 1]
-    size = min(most, len(pairs) // 10, len(alone) // len(names))
+    count = len(train)
+    once = [Counter(texts(train, side)) for side in ("source", "target")]
+    pairs = zip(texts(train, "source"), texts(train, "target"), strict=True)
+    alone = [i for i, (source, target) in enumerate(pairs) if once[0][source] == once[1][target] == 1]
+    del once
+    size = min(most, count // 10, len(alone) // len(names))
     if size < 2:
         logger.warning(
             "none of the %d training pairs is held out for %s: the training pairs themselves stand in, and scores on "
             "them say nothing about other texts",
-            len(pairs),
+            count,
             " and ".join(names),
         )
         return dict.fromkeys(names, train)
     drawn = random.Random(seed).sample(alone, size * len(names))
-    logger.info("%d of %d training pairs held out for %s", len(drawn), len(pairs), " and ".join(names))
-    rest = sorted(set(range(len(pairs))).difference(drawn))
+    logger.info("%d of %d training pairs held out for %s", len(drawn), count, " and ".join(names))
+    rest = sorted(set(range(count)).difference(drawn))
     chosen = {"train": rest, **{name: sorted(drawn[k :: len(names)]) for k, name in enumerate(names)}}
-    return {name: Dataset.from_dict(train[indices]) for name, indices in chosen.items()}
+    return {name: train.select(indices) for name, indices in chosen.items()}

@@ -1,11 +1,15 @@
 """Tokenizers (Hugging Face ``tokenizers``), the four special tokens, and texts to token ids."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Annotated, Any
 
-import torch
+import numpy as np
+from annotated_types import Ge, Le
 from datasets import Dataset
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE, WordLevel
@@ -13,12 +17,20 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, WhitespaceSplit
 from tokenizers.pre_tokenizers import Sequence as InTurn
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
-from torch import Tensor
+
+from lockstep.data.encoded import Encoded
+from lockstep.errors import InputError
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS, UNK = range(4)
 NEVER = (PAD, BOS, UNK)  # what no translation may hold
-CHUNK = 10_000  # texts encoded at a time: the library's record of one is far larger than its ids
+CHUNK = 1_000_000  # characters encoded at a time: the library's record of a text is far larger than its ids
+ROWS = 1000  # texts of a dataset held at a time
+LONGEST_TRAINED_ON = 10_000  # characters of a text: training takes the square of the longest word
+LEAST, MOST = 256 + len(SPECIAL_TOKENS), 2**17  # tokens of a subword vocabulary
+LARGEST_FILE = 2**25  # bytes of a saved tokenizer: one of as many tokens takes half of it
+
+VocabularySize = Annotated[int, Ge(LEAST), Le(MOST)]
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,10 @@ class Tokenizers:
 def word_tokenizer(words: Iterable[str]) -> Tokenizer:
     """One token a word, separated by white space; ids in the order given, after the special tokens."""
     vocabulary = {word: index for index, word in enumerate((*SPECIAL_TOKENS, *words))}
+    return _of_words(vocabulary)
+
+
+def _of_words(vocabulary: dict[str, int]) -> Tokenizer:
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return with_ends(tokenizer)
@@ -54,34 +70,38 @@ def subword_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
     Args:
         texts: to train on.
         vocabulary_size: most tokens; at least the 256 bytes and the special tokens.
-
-    Raises:
-        ValueError: a smaller vocabulary.
     """
-    alphabet = ByteLevel.alphabet()
-    least = len(alphabet) + len(SPECIAL_TOKENS)
-    if vocabulary_size < least:
-        raise ValueError(f"vocabulary_size={vocabulary_size} cannot hold 256 bytes and the special tokens, {least}")
-    tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = InTurn([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = _of_subwords(BPE())
     trainer = BpeTrainer(
         vocab_size=vocabulary_size,
         special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=alphabet,
+        initial_alphabet=ByteLevel.alphabet(),
         min_frequency=2,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator((text[:LONGEST_TRAINED_ON] for text in texts), trainer)
     return with_ends(tokenizer)
+
+
+def _of_subwords(model: BPE) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = InTurn([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def subword_tokenizers(train: Dataset, *, vocabulary_size: int, joint: bool) -> Tokenizers:
     """A subword tokenizer of both sides' texts together, or one for each side, each of ``vocabulary_size``."""
     if joint:
-        tokenizer = subword_tokenizer([*train["source"][:], *train["target"][:]], vocabulary_size)
+        tokenizer = subword_tokenizer(chain(texts(train, "source"), texts(train, "target")), vocabulary_size)
         return Tokenizers(tokenizer, tokenizer)
-    return Tokenizers(*(subword_tokenizer(train[side][:], vocabulary_size) for side in ("source", "target")))
+    return Tokenizers(*(subword_tokenizer(texts(train, side), vocabulary_size) for side in ("source", "target")))
+
+
+def texts(split: Dataset, side: str) -> Iterator[str]:
+    """A column, a few texts at a time: as Python's they take several times the room of the dataset's."""
+    for start in range(0, len(split), ROWS):
+        yield from split[start : start + ROWS][side]
 
 
 def with_ends(tokenizer: Tokenizer) -> Tokenizer:
@@ -104,20 +124,74 @@ def to_line(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """A tokenizer from the file it was saved in."""
-    return tokenizer_from(path.read_text(encoding="utf-8"))
+    """A tokenizer from the file it was saved in.
+
+    Raises:
+        OSError: the file cannot be read.
+        InputError: it is none of this module's (see :func:`tokenizer_from`).
+    """
+    with path.open("rb") as file:
+        content = file.read(LARGEST_FILE + 1)
+    try:
+        return tokenizer_from(content.decode())
+    except UnicodeDecodeError:
+        raise InputError("not UTF-8") from None
 
 
 def tokenizer_from(saved: str) -> Tokenizer:
-    """A tokenizer as it was saved; that special tokens in texts are text is not kept there."""
-    tokenizer = Tokenizer.from_str(saved)
-    tokenizer.encode_special_tokens = True
+    """A tokenizer as this module makes them, from what it was saved as.
+
+    Only the vocabulary and its merges are taken from there; all else is made here and must be what was saved. So the
+    library never sees a padding, pattern or template by which a file could exhaust the machine or end the process.
+
+    Raises:
+        InputError: it was saved by something else, or changed since.
+    """
+    if len(saved) > LARGEST_FILE or saved.count("[") + saved.count("{") > 2 * MOST:  # as objects, ten times as large
+        raise InputError(f"larger than a vocabulary of {MOST:,} tokens")
+    try:
+        content = json.loads(saved)
+        tokenizer = _from_parts(content["model"])
+        unchanged = content == json.loads(tokenizer.to_str())
+    except Exception as error:  # whatever any file may lead to; the library raises nothing more definite
+        raise InputError(f"not a tokenizer: {error!r:.200}") from None
+    if not unchanged:
+        raise InputError("more than, or other than, a tokenizer that this project makes")
     return tokenizer
 
 
-def encode(texts: Sequence[str], tokenizer: Tokenizer) -> list[Tensor]:
+def _from_parts(model: dict[str, Any]) -> Tokenizer:
+    vocabulary = model["vocab"]
+    in_order = sorted(vocabulary, key=vocabulary.__getitem__)
+    if [vocabulary[token] for token in in_order] != list(range(len(vocabulary))):
+        raise ValueError("ids are not 0, 1, 2, ...")
+    if tuple(in_order[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:
+        raise ValueError(f"the first tokens are not {' '.join(SPECIAL_TOKENS)}")
+    if model["type"] == "WordLevel":
+        return _of_words(vocabulary)
+    if not vocabulary.keys() >= set(ByteLevel.alphabet()):
+        raise ValueError("a byte has no token")
+    return with_ends(_of_subwords(BPE(vocabulary, [(first, second) for first, second in model["merges"]])))
+
+
+def encode(given: Iterable[str], tokenizer: Tokenizer) -> Encoded:
     """The ids of each text."""
-    ids: list[Tensor] = []
-    for start in range(0, len(texts), CHUNK):
-        ids += [torch.tensor(e.ids) for e in tokenizer.encode_batch_fast(texts[start : start + CHUNK])]
-    return ids
+    ids, lengths = [np.empty(0, np.int32)], [np.empty(0, np.int32)]
+    for chunk in _chunks(given):
+        encodings = [e.ids for e in tokenizer.encode_batch_fast(chunk)]
+        lengths.append(np.array([len(i) for i in encodings], np.int32))
+        ids.append(np.fromiter(chain.from_iterable(encodings), np.int32, lengths[-1].sum()))
+    return Encoded(np.concatenate(ids), np.concatenate(lengths))
+
+
+def _chunks(given: Iterable[str]) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    size = 0
+    for text in given:
+        if chunk and size + len(text) > CHUNK:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(text)
+        size += len(text)
+    if chunk:
+        yield chunk

@@ -1,13 +1,16 @@
 """The figure of a comparison: what one sees, and below it what can be judged."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lockstep.equivalence.record import Record
 from lockstep.equivalence.resync import CONTROLS, LIMIT, NULLS
+from lockstep.files import whole_file
 
 GREY = "0.55"
 MARKERS = "osD^vP*X"
@@ -20,6 +23,13 @@ def draw(record: Record, path: Path) -> None:
         record: of a finished run.
         path: of the PNG.
     """
+    # A name with a $ is no formula, and a letter that the font has not got is a box.
+    with rc_context({"text.parse_math": False}), warnings.catch_warnings(), whole_file(path) as file:
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        _draw(record).savefig(file, format="png", dpi=100)
+
+
+def _draw(record: Record) -> Figure:
     figure = Figure(figsize=(10, 9.5), layout="constrained")
     losses, resync, drift = figure.subplots(3, 1, height_ratios=[1, 1.3, 1])
     _losses(losses, record)
@@ -29,7 +39,7 @@ def draw(record: Record, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     drift.set_xlabel("optimisation step")
-    figure.savefig(path, dpi=100)
+    return figure
 
 
 def _losses(axes: Axes, record: Record) -> None:

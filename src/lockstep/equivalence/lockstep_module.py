@@ -47,7 +47,7 @@ class LockstepModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.variants = {variant.name: variant for variant in variants}
-        self.copies = nn.ModuleDict({variant.name: variant.build() for variant in variants})
+        self.copies = nn.ModuleList(variant.build() for variant in variants)  # a ModuleDict refuses some names
         for variant in variants:
             variant.learner.initialize(self.model(variant.name), seed)
         self.seed = seed
@@ -63,7 +63,7 @@ class LockstepModule(L.LightningModule):
 
     def model(self, name: str) -> Transformer:
         """The copy of the variant of this name."""
-        return cast(Transformer, self.copies[name])
+        return cast(Transformer, self.copies[list(self.variants).index(name)])
 
     def _groups(self, name: str, variant: Variant, model: Transformer) -> list[ParameterGroup]:
         """The parameter groups of one copy, marked with its name."""
@@ -110,7 +110,7 @@ class LockstepModule(L.LightningModule):
             names, parameters = zip(*replacement["params"], strict=True)
             group["params"], group["param_names"] = list(parameters), list(names)
         load_canonical_state(new, optimizer, state)
-        self.copies[name] = new
+        self.copies[list(self.variants).index(name)] = new
         self.variants[name] = dataclasses.replace(successor, name=name)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -19,6 +19,7 @@ from lockstep.equivalence.record import Drift, Exercised, Record, VariantRecord
 from lockstep.equivalence.resync import resynchronised_step
 from lockstep.equivalence.step import Conditions, Weights, bits_equal, random_and_distinct
 from lockstep.equivalence.variant import Variant, is_key_bias
+from lockstep.errors import NonFiniteError
 from lockstep.training.optimizer_state import CanonicalState, canonical_state
 from lockstep.transformer.canonical import canonical_weights, has_canonical_layout
 
@@ -142,6 +143,11 @@ class Recorder(L.Callback):
         losses = module.losses
         truth = canonical_weights(module.model(module.reference.name))
         self.record.losses.append(float(losses[module.reference.name]))
+        if not math.isfinite(self.record.losses[-1]):
+            raise NonFiniteError(
+                f"the loss of {module.reference.name} is {self.record.losses[-1]} at step {step}, and nothing can be "
+                "compared with it; a lower optimizer.lr or more schedule.warmup_steps may keep it finite"
+            )
         for name, found in self.record.variants.items():
             found.losses.append(float(losses[name]))
             recorded = step in self._recorded

@@ -12,6 +12,7 @@ from rich.table import Table
 from lockstep.equivalence.record import Record
 from lockstep.equivalence.resync import CONTROLS, Excess
 from lockstep.equivalence.verdict import Verdict
+from lockstep.terminal import cell, counted
 
 FORMAT_VERSION = 1
 
@@ -26,14 +27,15 @@ class ScalarWriter(Protocol):
 
 def show(record: Record, verdicts: dict[str, Verdict], console: Console) -> None:
     """Print a table of figures, then each verdict in a sentence."""
-    table = Table(title=f"compared with {record.reference}, {len(record.losses):,} steps", title_justify="left")
+    title = cell(f"compared with {record.reference}, {counted(len(record.losses), 'step')}")
+    table = Table(title=title, title_justify="left")
     for heading in ("", "verdict", "check", "resync", "key bias", "drift"):
         table.add_column(heading, justify="left" if heading in ("", "verdict") else "right", no_wrap=True)
     for name, found in record.variants.items():
         drift = f"{found.drift[-1].weights:.1e}" if found.drift else ""
         steps = [resync.variants[name] for resync in record.resyncs]
         checks = [check.variants[name] for check in record.checks.values()]
-        table.add_row(name, str(verdicts[name].kind), *_figures(checks, steps, max), drift)
+        table.add_row(cell(name), str(verdicts[name].kind), *_figures(checks, steps, max), drift)
     table.add_section()
     nulls = [null for resync in record.resyncs for null in resync.nulls]
     checks = [null for check in record.checks.values() for null in check.nulls]
@@ -50,8 +52,8 @@ def show(record: Record, verdicts: dict[str, Verdict], console: Console) -> None
         style="dim",
     )
     for name, verdict in verdicts.items():
-        console.print(f"{name}: {verdict}", markup=False, highlight=False)
-    console.print(f"Not exercised: {'; '.join(record.not_exercised)}.", markup=False, highlight=False)
+        console.print(cell(f"{name}: {verdict}"))
+    console.print(cell(f"Not exercised: {'; '.join(record.not_exercised)}."))
 
 
 def _figures(check: list[Excess], steps: list[Excess], one: Callable[[list[float]], float]) -> list[str]:

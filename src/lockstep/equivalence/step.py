@@ -32,14 +32,18 @@ def batch_loss(model: Transformer, batch: Batch, label_smoothing: float) -> Tens
 
 @torch.no_grad()
 def lay(model: Transformer, weights: Weights) -> None:
-    """Put canonical weights into any model, casting them; an attention without a canonical layout takes what it can."""
+    """Put canonical weights into any model, casting them.
+
+    An attention without a canonical layout takes what it can, and keeps the weights that are its own.
+    """
     named = from_canonical(model, weights)
     for prefix, module in model.named_modules():
         if isinstance(module, MultiHeadAttention) and not module.canonical:
             own = module.from_canonical({name: weights[f"{prefix}.{name}"] for name in module.canonical_shapes()})
             named.update({f"{prefix}.{name}": tensor for name, tensor in own.items()})
     for name, parameter in model.named_parameters():
-        parameter.copy_(named[name])
+        if name in named:
+            parameter.copy_(named[name])
 
 
 def bits_equal(a: Tensor, b: Tensor) -> bool:

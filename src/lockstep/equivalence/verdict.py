@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from lockstep.equivalence.record import Exercised, Record
 from lockstep.equivalence.resync import LIMIT, Excess, Resync
+from lockstep.terminal import counted
 
 MOVED = 0.01
 """How far the weights must have moved, relative to their norm, for training to count as training."""
@@ -73,15 +74,15 @@ def judge(record: Record, name: str) -> Verdict:
     if found.first_difference is None:
         return Verdict(
             Kind.IDENTICAL,
-            f"no differing bit in {len(record.losses):,} steps, in any loss or weight ({_setting(record)})",
+            f"no differing bit in {counted(len(record.losses), 'step')}, in any loss or weight ({_setting(record)})",
         )
     step, tensor = found.first_difference
     noise = max(resync.variants[name].noise for resync in record.resyncs)
     return Verdict(
         Kind.EQUIVALENT,
-        f"first differing bit at step {step} in {tensor}; at most {_times(noise)} the noise in {len(record.resyncs)} "
-        f"recorded steps of {len(record.losses):,}; a scale error of {smallest_seen(record.resyncs):.0e} would have "
-        f"been seen ({_setting(record)})",
+        f"first differing bit at step {step} in {tensor}; at most {_times(noise)} the noise in "
+        f"{counted(len(record.resyncs), 'recorded step')} of {len(record.losses):,}; a scale error of "
+        f"{smallest_seen(record.resyncs):.0e} would have been seen ({_setting(record)})",
     )
 
 

@@ -4,7 +4,9 @@ Shapes: L layers, H heads, T_q and T_k query and key length.
 """
 
 import inspect
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import lightning as L
 import numpy as np
 import torch
 from matplotlib import get_data_path
+from matplotlib.font_manager import findSystemFonts
+from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from tokenizers import Tokenizer
@@ -22,8 +26,13 @@ from lockstep.attention import MultiHeadAttention
 from lockstep.data.batching import Batch
 from lockstep.transformer import Transformer
 
+logger = logging.getLogger("lockstep")
+
 CELL = 14  # pixels to a weight
 GAP = 10  # pixels between panels
+# What a picture may hold, so that it can be drawn and looked at: tokens of a side, pixels of all panels together, and
+# characters of a label.
+MOST_TOKENS, MOST_PIXELS, MOST_CHARACTERS = 100, 25_000_000, 24
 # Anchors of a dark-to-bright colour scale, equally spaced from weight 0 to weight 1.
 COLOURS = np.array([(0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164)])
 
@@ -32,23 +41,30 @@ COLOURS = np.array([(0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252
 def attention_maps(model: Transformer, batch: Batch) -> dict[str, Tensor]:
     """Attention weights of one example, by kind: "encoder", "decoder" and "cross", each (L, H, T_q, T_k).
 
-    The decoder reads the given target. The model's mode is restored; nothing is drawn at random.
+    The decoder reads the given target. Of either side no more tokens are shown than a picture holds: the first 100,
+    or fewer where there are many layers and heads. The model's mode is restored; nothing is drawn at random.
     """
     maps: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
 
-    def watch(kind: str, attention: nn.Module) -> Any:
+    def watch(kind: str, attention: nn.Module, layers: int) -> Any:
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
             call = inspect.signature(module.forward).bind(*args, **kwargs)
             call.apply_defaults()
             seen = {name: call.arguments[name] for name in ("query", "key", "mask", "is_causal")}
             assert isinstance(module, MultiHeadAttention)
-            maps[kind].append(module.attention_weights(**seen)[0])
+            weights = module.attention_weights(**seen)[0]
+            most = max(1, min(MOST_TOKENS, int((MOST_PIXELS / (layers * len(weights))) ** 0.5 / CELL)))
+            maps[kind].append(weights[:, :most, :most].clone())
 
         return attention.register_forward_pre_hook(before, with_kwargs=True)
 
-    hooks = [watch("encoder", layer.self_attention) for layer in model.encoder]  # type: ignore[arg-type]
-    hooks += [watch("decoder", layer.self_attention) for layer in model.decoder]  # type: ignore[arg-type]
-    hooks += [watch("cross", layer.cross_attention) for layer in model.decoder]  # type: ignore[arg-type]
+    hooks = []
+    for kind, stack, part in (
+        ("encoder", model.encoder, "self_attention"),
+        ("decoder", model.decoder, "self_attention"),
+        ("cross", model.decoder, "cross_attention"),
+    ):
+        hooks += [watch(kind, getattr(layer, part), len(stack)) for layer in stack]
     was_training = model.training
     try:
         model.eval()
@@ -65,13 +81,14 @@ def draw_attention(weights: Tensor, queries: Sequence[str], keys: Sequence[str])
 
     Args:
         weights: (L, H, T_q, T_k).
-        queries: T_q labels.
-        keys: T_k labels.
+        queries: at least T_q labels.
+        keys: at least T_k labels.
 
     Returns:
         An image (height, width, 3).
     """
     layers, heads, T_q, T_k = weights.shape
+    queries, keys = _shortened(queries[:T_q]), _shortened(keys[:T_k])
     left, top = _label_width(queries), _label_width(keys) + CELL
     image = Image.new("RGB", (left + heads * (T_k * CELL + GAP), layers * (top + T_q * CELL + GAP)), "white")
     values = weights.detach().float().cpu().numpy()
@@ -84,7 +101,7 @@ def draw_attention(weights: Tensor, queries: Sequence[str], keys: Sequence[str])
         image.paste(row_labels, (0, y + top))
         for head in range(heads):
             x = left + head * (T_k * CELL + GAP)
-            draw.text((x, y + 1), f"layer {layer + 1}, head {head + 1}"[: T_k * 2], fill="black", font=_font())
+            draw.text((x, y + 1), _title(layer + 1, head + 1, T_k * CELL), fill="black", font=_font())
             # The labels were written downwards; rotated, they run bottom to top and left to right.
             image.paste(column_labels, (x, y + CELL))
             panel = Image.fromarray(colours[layer, head]).resize((T_k * CELL, T_q * CELL), Image.Resampling.NEAREST)
@@ -92,14 +109,56 @@ def draw_attention(weights: Tensor, queries: Sequence[str], keys: Sequence[str])
     return np.asarray(image)
 
 
+def _title(layer: int, head: int, width: int) -> str:
+    """The longest of its forms that fits above a panel."""
+    forms = f"layer {layer}, head {head}", f"l. {layer}, h. {head}"
+    return next((form for form in forms if _font().getlength(form) <= width), f"{layer}.{head}")
+
+
+# The font that comes with matplotlib: Pillow's own has hardly a letter beyond ASCII.
+DEJAVU = Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+
+
 @cache
-def _font() -> ImageFont.FreeTypeFont:
-    """The font that comes with matplotlib: Pillow's own has hardly a letter beyond ASCII."""
-    return ImageFont.truetype(Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", size=10)
+def _font(path: Path = DEJAVU) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(path, size=10)
+
+
+@cache
+def _letters(path: Path) -> frozenset[str]:
+    """The characters that a font has."""
+    with suppress(RuntimeError, OSError):  # what FreeType or Pillow cannot draw in this size
+        _font(path)
+        return frozenset(map(chr, FT2Font(str(path)).get_charmap()))
+    return frozenset()
+
+
+@cache
+def _font_of(text: str) -> ImageFont.FreeTypeFont:
+    """A font that has all letters of a text; the usual one where there is none, which the log says."""
+    if _letters(DEJAVU).issuperset(text):
+        return _font()
+    best = max([DEJAVU, *sorted(map(Path, findSystemFonts()))], key=lambda path: len(_letters(path).intersection(text)))
+    if not _letters(best).issuperset(text):
+        _say_missing()
+    return _font(best)
+
+
+@cache
+def _say_missing() -> None:
+    """Once: a machine without a font for one token has none for the next."""
+    logger.warning(
+        "pictures of attention show boxes: no font of this machine has the letters of all tokens; there are fonts for "
+        "all scripts, such as Noto Sans CJK (on Debian and Ubuntu fonts-noto-cjk)"
+    )
 
 
 def _label_width(labels: Sequence[str]) -> int:
-    return 8 + max(int(_font().getlength(label)) for label in labels)
+    return 8 + max(int(_font_of(label).getlength(label)) for label in labels)
+
+
+def _shortened(labels: Iterable[str]) -> list[str]:
+    return [label if len(label) <= MOST_CHARACTERS else f"{label[: MOST_CHARACTERS - 1]}…" for label in labels]
 
 
 def token_labels(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
@@ -112,7 +171,7 @@ def _labels(labels: Sequence[str], width: int) -> Image.Image:
     image = Image.new("RGB", (width, len(labels) * CELL), "white")
     draw = ImageDraw.Draw(image)
     for index, label in enumerate(labels):
-        draw.text((width - 4, index * CELL + CELL / 2), label, fill="black", font=_font(), anchor="rm")
+        draw.text((width - 4, index * CELL + CELL / 2), label, fill="black", font=_font_of(label), anchor="rm")
     return image
 
 
@@ -159,5 +218,9 @@ class AttentionMaps(L.Callback):
             "cross": (self._prefix, self._source),
         }
         for kind, weights in attention_maps(pl_module.judged, example).items():  # type: ignore[arg-type]
+            tokens = [len(labels) for labels in axes[kind]]
+            if trainer.global_step == 0 and tokens != [*weights.shape[2:]]:
+                shown = "pictures attention/%s show the first %d of %d queries and %d of %d keys"
+                logger.info(shown, kind, weights.size(2), tokens[0], weights.size(3), tokens[1])
             image = draw_attention(weights, *axes[kind])
             writer.add_image(f"attention/{kind}", image, trainer.global_step, dataformats="HWC")

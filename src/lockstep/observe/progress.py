@@ -2,7 +2,6 @@
 
 import logging
 import time
-import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from lightning.pytorch.callbacks import RichProgressBar
 
 from lockstep.data.batching import Batch
 from lockstep.data.tokenization import Tokenizers, to_line
+from lockstep.terminal import printable
 from lockstep.training.module import TranslationModule
 
 logger = logging.getLogger("lockstep")
@@ -136,6 +136,4 @@ def as_code(lines: Sequence[str]) -> str:
 
     Texts come from anywhere: as markup, one could fetch a picture from elsewhere whenever somebody looks.
     """
-    hidden = {"Cc", "Zl", "Zp"}  # control characters, and separators of lines and paragraphs
-    shown = ("".join(ascii(c)[1:-1] if unicodedata.category(c) in hidden else c for c in line) for line in lines)
-    return "\n".join(f"    {line}" for line in shown)
+    return "\n".join("    " + printable(line).replace("\n", "\\n") for line in lines)

@@ -5,14 +5,22 @@ and a hash of its tokenizers.
 """
 
 import contextlib
+import json
 import pickle
+import pickletools
+import re
 import zipfile
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Annotated, Any
 
 import torch
+from annotated_types import Ge, Le, Len
 from lightning.pytorch.plugins.io import CheckpointIO
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from torch import Tensor
+from typing_extensions import TypedDict
 
 from lockstep.errors import CheckpointError
 from lockstep.files import whole_file
@@ -24,27 +32,33 @@ LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 Checkpoint = dict[str, Any]
 
 
-def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
+def write_checkpoint(checkpoint: Mapping[str, Any], path: Path, *, follow: bool = False) -> None:
     """Write beside, then rename: a kill or a full disk leaves the file that was there.
 
+    Args:
+        checkpoint: what it holds.
+        path: of the file, whose folder is made.
+        follow: see :func:`whole_file`.
+
     Raises:
-        CheckpointError: it could not be written.
+        OSError: it could not be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
+        with whole_file(path, follow=follow) as file:
             torch.save(dict(checkpoint), file)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as the latter
-        raise CheckpointError(
-            f"checkpoint {path} could not be written ({error}); the one before is untouched"
-        ) from None
+        raise OSError(f"checkpoint {path} could not be written ({error}); the one before is untouched") from None
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint of this project to the CPU; no code in the file is run.
+    """Read a checkpoint of this project to the CPU; no code in the file is run, and no more is taken than it holds.
+
+    What it says is plain data of the right kinds, and may still be anybody's: see :mod:`lockstep.trust`.
 
     Raises:
         CheckpointError: missing, empty, incomplete, damaged, foreign, or of another format version.
+        OSError: it may not be read.
     """
     try:
         return _read(path)
@@ -56,33 +70,141 @@ class _Unusable(Exception):
     """What is wrong with a file, as the end of a sentence."""
 
 
+_FOREIGN = "holds more than tensors and plain data, which is never loaded"
+
+
 def _read(path: Path) -> Checkpoint:
-    _check_container(path)
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise _Unusable("holds more than tensors and plain data, which is never loaded") from None
-    except (RuntimeError, EOFError, OSError) as error:
-        raise _Unusable(f"is damaged ({str(error).splitlines()[0]})") from None
+    if not path.is_file():
+        raise _Unusable("is not a file" if path.exists() else "does not exist")
+    with path.open("rb") as file:
+        try:
+            pickled = _check_container(file)
+            file.seek(0)
+            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+            _check_plain(checkpoint, len(pickled), path.stat().st_size)
+        except _Unusable:
+            raise
+        except pickle.UnpicklingError:
+            raise _Unusable(_FOREIGN) from None
+        except Exception as error:  # whatever zipfile and torch make of damaged bytes
+            raise _Unusable(f"is damaged ({' '.join(str(error).split())[:200] or type(error).__name__})") from None
     record = checkpoint.get("lockstep") if isinstance(checkpoint, dict) else None
     if not isinstance(record, dict):
         raise _Unusable("was not made by Lockstep")
     version = record.get("format_version")
-    if version != FORMAT_VERSION:
-        raise _Unusable(f"has format version {version}, and this program reads {FORMAT_VERSION}")
-    return checkpoint
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise _Unusable(f"has format version {version!r}, and this program reads {FORMAT_VERSION}")
+    try:
+        _CONTENT.validate_python(checkpoint, strict=True)
+        json.dumps(record)
+    except TypeError:
+        raise _Unusable("has a configuration that is more than words and numbers") from None
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        raise _Unusable(f"has no usable {place!r}"[:200]) from None
+    # Without torch's notes on versions, which a dictionary cannot carry.
+    return {**checkpoint, "state_dict": dict(checkpoint["state_dict"])}
 
 
-def _check_container(path: Path) -> None:
-    """What can be told without loading: torch writes zip archives, whose directory stands at the end."""
-    if not path.is_file():
-        raise _Unusable("does not exist")
-    with path.open("rb") as file:
-        head = file.read(4)
+def _check_container(file: IO[bytes]) -> bytes:
+    """The pickle, once all was looked at that can be told without loading.
+
+    torch writes zip archives with a directory at the end, of entries that are stored as they are, and does not check
+    their sums itself. More could be in a file than this project writes: entries that unpack to any size, or calls that
+    torch takes for harmless and that allocate whatever they are told.
+    """
+    head = file.read(4)
     if not head:
         raise _Unusable("is empty")
-    if not zipfile.is_zipfile(path):
+    if not zipfile.is_zipfile(file):
         raise _Unusable("is incomplete" if head.startswith(b"PK") else "is not a checkpoint")
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+        names = {entry.filename.lower() for entry in entries}  # torch tells no case apart
+        folders = {name.partition("/")[0] for name in names}
+        size = file.seek(0, 2)
+        if head != b"PK\x03\x04" or len(names) < len(entries) or len(folders) != 1:
+            raise _Unusable("is not a checkpoint")
+        if any(e.compress_type != zipfile.ZIP_STORED for e in entries) or sum(e.file_size for e in entries) > size:
+            raise _Unusable("is compressed, which no checkpoint of this program is")
+        if broken := archive.testzip():
+            raise _Unusable(f"is damaged (in {broken!r})")
+        pickled = archive.read(f"{entries[0].filename.partition('/')[0]}/data.pkl")
+    for opcode, argument, _ in pickletools.genops(pickled):
+        if "GLOBAL" in opcode.name and not _PICKLED.fullmatch(str(argument)):
+            raise _Unusable(_FOREIGN)
+    return pickled
+
+
+_PICKLED = re.compile(r"collections OrderedDict|torch\._utils _rebuild_tensor_v2|torch \w+Storage")
+
+
+def _check_plain(content: Any, pickled: int, size: int) -> None:
+    """Refuse what is small in the file and large, endless or odd in use.
+
+    Args:
+        content: as loaded.
+        pickled: bytes of the pickle: no tree of so many values, but one whose parts are used again and again.
+        size: bytes of the file.
+    """
+    values, room = 0, 3 * size  # a tied embedding is listed under three names
+    waiting: list[tuple[Any, int]] = [(content, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        values += 1
+        if values > pickled or depth > 50:
+            raise _Unusable("is nested without end")
+        if type(value) is dict or (type(value) is OrderedDict and not vars(value).keys() - {"_metadata"}):
+            waiting += ((each, depth + 1) for pair in value.items() for each in pair)
+        elif type(value) in (list, tuple):
+            waiting += ((each, depth + 1) for each in value)
+        elif type(value) is Tensor:
+            room -= value.nbytes
+            if value.nbytes > value.untyped_storage().nbytes() or room < 0:
+                raise _Unusable("has larger tensors than it holds numbers")
+        elif type(value) is str:
+            value.encode()  # half of a surrogate pair is no text
+        elif not (value is None or type(value) in (bool, float) or (type(value) is int and value.bit_length() < 64)):
+            raise _Unusable(_FOREIGN)
+
+
+class _Group(TypedDict):
+    params: list[int]
+    param_names: list[str]
+
+
+class _OptimizerState(TypedDict):
+    state: dict[int, dict[str, Any]]
+    param_groups: Annotated[list[_Group], Len(1, 1)]
+
+
+class _Place(TypedDict):
+    epoch: Annotated[int, Ge(0), Le(10**7)]  # a number is drawn for each
+    batch: Annotated[int, Ge(0)]
+    batches: Annotated[int, Ge(0)]
+
+
+class _Record(TypedDict):
+    config: dict[str, Any]
+    tokenizers: str
+    stopped_early: bool
+
+
+@with_config(ConfigDict(arbitrary_types_allowed=True))
+class _Content(TypedDict):
+    """What a checkpoint must hold, by which all is read but the state of Lightning's own loops."""
+
+    global_step: Annotated[int, Ge(0)]
+    state_dict: dict[str, Tensor]
+    optimizer_states: Annotated[list[_OptimizerState], Len(1, 1)]
+    lr_schedulers: list[Any]
+    loops: dict[str, Any]
+    callbacks: dict[str, dict[str, Any]]
+    DataModule: _Place
+    lockstep: _Record
+
+
+_CONTENT = TypeAdapter(_Content)
 
 
 def _whole_one_beside(path: Path) -> str:

@@ -82,13 +82,12 @@ def _weights(weights: Mapping[str, Tensor], old: Transformer, new: Transformer) 
 def _optimizer_state(saved: Mapping[str, Any], old: nn.Module, new: nn.Module) -> dict[str, Any]:
     """An optimiser's ``state_dict`` for the other layout."""
     (group,) = saved["param_groups"]
-    named = {
-        name: saved["state"].get(index, {}) for name, index in zip(group["param_names"], group["params"], strict=True)
-    }
     try:
+        pairs = zip(group["param_names"], group["params"], strict=True)
+        named = {name: saved["state"].get(index, {}) for name, index in pairs}
         moved = from_canonical_state(new, to_canonical_state(old, named))
-    except ValueError as error:
-        raise ConversionError(str(error)) from error
+    except (ValueError, TypeError, RuntimeError) as error:  # the last two where an entry is no number
+        raise ConversionError(" ".join(str(error).split())) from error
     state = {index: entries for index, entries in enumerate(moved.values()) if entries}
     return {"state": state, "param_groups": [{**group, "params": list(range(len(moved))), "param_names": list(moved)}]}
 

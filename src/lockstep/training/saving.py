@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from lockstep.errors import Interrupted
+from lockstep.terminal import counted
 from lockstep.training.checkpoints import BEST, FORMAT_VERSION, LAST, PREVIOUS, Checkpoint
 from lockstep.training.signals import Signals
 
@@ -60,6 +61,8 @@ class Saving(L.Callback):
         self._validating = False
         self._random: dict[str, Any] | None = None
         self._stopped_early = False
+        self._begun_at = 0
+        self.under_way = False  # whether a step was done with what a checkpoint held
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self._best, "waited": self._waited, "random": random_state()}
@@ -90,6 +93,7 @@ class Saving(L.Callback):
         if self._random is not None:
             set_random_state(self._random)
         trainer.should_stop = self._stopped_early
+        self._begun_at = trainer.global_step
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -97,6 +101,7 @@ class Saving(L.Callback):
         step = trainer.global_step
         if batch_idx != step * trainer.accumulate_grad_batches:
             return  # in the middle of a step
+        self.under_way = step > self._begun_at
         if step and step % self._every == 0:
             self._save_last(trainer)
         self._leave_if_asked(trainer)
@@ -116,8 +121,8 @@ class Saving(L.Callback):
         if self._patience is not None and self._waited >= self._patience:
             trainer.should_stop = True
             logger.info(
-                "ends early: %d validations without a better %s than %.4f",
-                self._waited,
+                "ends early: %s without a better %s than %.4f",
+                counted(self._waited, "validation"),
                 next(iter(self._signs)),
                 self._best[0],
             )
@@ -154,7 +159,7 @@ class Saving(L.Callback):
 
 def same_goal(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether a run that ended early under one configuration is at its end under the other, too."""
-    return all(config[option] == other[option] for option in ("stop_at_exact_match", "patience"))
+    return all(config.get(option) == other.get(option) for option in ("stop_at_exact_match", "patience"))
 
 
 def place_loops(checkpoint: Checkpoint, trainer: L.Trainer, validation_due: bool) -> None:
