@@ -39,7 +39,7 @@ _CONFIGS = {"config", "cfg", "conf", "args", "configuration", "hparams", "params
 D_MODEL, NUM_HEADS = 80, 5
 """Sizes where the class leaves them open: with B = 2, T_q = 7, T_k = 11 and head_dim = 16 no two are the same, and
 the root of head_dim is exact, so that a scale kept in single precision is no difference."""
-_WIDEST = 8192
+_WIDEST = 1024
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,9 @@ def sizes_of(module: nn.Module, num_heads: int | None) -> Sizes:
 
 def _checked(d_model: int, num_heads: int) -> Sizes:
     if not (num_heads > 0 and 0 < d_model <= _WIDEST):
-        raise CannotTell(f"a width of {d_model} with {num_heads} heads: state sizes from 1 to {_WIDEST}")
+        raise CannotTell(
+            f"a width of {d_model} with {num_heads} heads: state sizes up to {_WIDEST} by arguments; more take hours"
+        )
     if d_model % num_heads:
         raise CannotTell(f"the width {d_model} is not divisible by {num_heads} heads; state both by arguments")
     if d_model // num_heads < 4:
