@@ -88,7 +88,7 @@ def test_refused_before_any_work(tmp_path, override, message):
         (["optimizer=sgd", "optimizer.betas=[0,0]"], "unknown option optimizer.betas"),
         (["resume", "outputs/x"], "resume outputs/x: the = is missing; write resume=outputs/x"),
         (["seed"], "'seed' says nothing: an option and its value are one word"),
-        (["--shout"], "there is no flag --shout; there are --help, --cfg job and -m"),
+        (["--shout"], "unrecognized arguments: --shout; the flags are --help, --cfg job and -m"),
         (["attention=fused,packed"], "attention=fused,packed is several values: -m, first, runs each"),
         (["data.train=[Quelle 1.en,Ziel=1.de]"], "argument data.train=[Quelle 1.en,Ziel=1.de] needs quotes, for Hydra"),
         (["seed=${nothing}"], "Interpolation key 'nothing' not found"),
