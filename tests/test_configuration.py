@@ -48,7 +48,7 @@ def composer(name: str) -> Composer:
         ("optimizer.lr=-1.0", "optimizer: Invalid learning rate: -1.0"),
         ("data.symbols=1", "too few different sequences"),
         ("data.min_length=9", "data: 1 <= min_length <= max_length"),
-        ("data.test_size=1", "the test split has 1 example; at least 2"),
+        ("data.test_size=1", "option data.test_size=1: must be greater than or equal to 2"),
         (
             "attention._target_=lockstep.attention.fused.Fusd",
             "no Fusd in lockstep.attention.fused; there are FusedAttention",
