@@ -132,6 +132,7 @@ def test_a_path_is_taken_as_it_stands_or_quoted(path):
         ("compare", ["attention=fused"], "unknown option attention; did you mean compare.variants?"),
         ("compare", ["experiment=muon"], "unknown option experiment; did you mean comparison?"),
         ("compare", ["compare.swap=3"], "unknown option compare.swap; did you mean compare.swap_at?"),
+        ("compare", ["compare=3"], "option compare holds options of its own, it cannot be 3"),
         ("compare", ["-m"], "compare runs once: -m is for scripts/train.py"),
         ("translate", ["-m", "checkpoint=x"], "translate runs once: -m is for scripts/train.py"),
         ("benchmark", ["-m"], "benchmark runs once"),
