@@ -16,6 +16,7 @@ from lockstep.attention.conventions import Conventions, MaskForm
 from lockstep.attention.foreign import PROJECT, importable, load_class, resolve
 from lockstep.attention.layout import Layout
 from lockstep.attention.masks import merge_masks
+from lockstep.errors import InputError
 
 _PREFIX = "attention."
 
@@ -65,7 +66,11 @@ class ForeignAttention(MultiHeadAttention):
         }
         start = None if folder is None else PROJECT / folder
         with importable(target, start):
-            self.attention = load_class(target, start)(**resolve(arguments, words))
+            try:
+                cls = load_class(target, start)
+            except InputError as error:
+                raise InputError(f"{error}: a saved class stays where it was verified, or is verified anew") from error
+            self.attention = cls(**resolve(arguments, words))
             self._adapt(arguments, mapping)
 
     def _adapt(self, arguments: Mapping[str, Any], mapping: Sequence[Mapping[str, Any]]) -> None:

@@ -127,7 +127,7 @@ def _parts(target: str) -> tuple[str, str]:
     place, colon, name = target.rpartition(":")
     if not (colon and name.isidentifier()):
         place, _, name = (target, "", "") if target.endswith(".py") else target.rpartition(".")
-    if not place or not (name.isidentifier() or target.endswith(".py")):
+    if not place or "\0" in place or not (name.isidentifier() or target.endswith(".py")):
         raise NoSuchTarget(f"target={target} names no class; write file.py:Class, or package.module:Class")
     return place, name
 
