@@ -15,7 +15,7 @@ import torch
 from conftest import CONF, TINY
 
 from lockstep.command_line import FILE, REFUSED, UNUSABLE
-from lockstep.composition import Composer, dotted
+from lockstep.composition import Composer
 from scripts import called, command
 
 COUNT = int(os.environ.get("LOCKSTEP_FUZZ", "60"))
@@ -130,9 +130,7 @@ def commands():
     torch.set_num_threads(1)  # a fork of a process with threads at work would wait for them for ever
     names = {}
     for name in BASE:
-        composer = Composer(CONF, name)
-        options = list(dotted(composer.compose([])))
-        names[name] = [*options, *composer.groups(), *(f"{node}.x" for node in command(name).open_nodes)]
+        names[name] = [*Composer(CONF, name).known([]), *(f"{node}.x" for node in command(name).open_nodes)]
     yield names
     torch.set_num_threads(threads)
 

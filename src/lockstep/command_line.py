@@ -3,6 +3,7 @@
 Imports nothing that takes time, so that signals are heard while all the rest is imported.
 """
 
+import argparse
 import logging
 import re
 import signal
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lockstep.errors import CheckpointError, ConfigurationError, InputError, Interrupted, NonFiniteError
 from lockstep.terminal import Stream, TerminalHandler, hang_up, say
@@ -99,16 +100,15 @@ def _run(command: Command, words: Sequence[str]) -> int:
     from lockstep.composition import Composer
 
     composer = Composer(command.folder, command.name, command.open_nodes, command.paths)
-    flags, words = _flags(command, words)
-    if "--help" in flags:
+    parsed = _parsed(command, words)
+    if parsed.help:
         say(_help(command, composer))
         return 0
-    if "--cfg" in flags:
-        say(composer.text(words).rstrip())
+    if parsed.cfg:
+        say(composer.text(parsed.overrides).rstrip())
         return 0
-    sweeping = "--multirun" in flags
-    jobs = composer.jobs(words, sweeping)
-    if not sweeping:
+    jobs = composer.jobs(parsed.overrides, parsed.multirun)
+    if not parsed.multirun:
         outcome = command.job(_of_run(jobs[0].values, jobs[0].told))
         return outcome if isinstance(outcome, int) else 0
     from lockstep.sweep import Sweep
@@ -135,34 +135,29 @@ def _run(command: Command, words: Sequence[str]) -> int:
     return max(statuses)
 
 
-def _flags(command: Command, words: Sequence[str]) -> tuple[set[str], list[str]]:
-    """Flags by their long names, and the other words.
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"{message}; the flags are --help, --cfg job and -m")
+
+
+def _parsed(command: Command, words: Sequence[str]) -> argparse.Namespace:
+    """Flags, named as Hydra names them, and the other words, which are overrides.
 
     Raises:
         ConfigurationError: a flag that does not exist, or not here.
     """
-    names = {"-h": "--help", "-c": "--cfg", "-m": "--multirun"}
-    flags, others = set(), []
-    remaining = iter(words)
-    for word in remaining:
-        flag, equals, value = word.partition("=")
-        flag = names.get(flag, flag)
-        if not word.startswith("-"):
-            others.append(word)
-            continue
-        if flag not in names.values() or (equals and flag != "--cfg"):
-            raise ConfigurationError(f"there is no flag {word}; there are --help, --cfg job and -m")
-        if flag == "--cfg" and (value if equals else next(remaining, None)) != "job":
-            raise ConfigurationError(f"{flag} is written --cfg job, and shows the configuration")
-        if flag == "--multirun" and not command.sweeps:
-            raise ConfigurationError(
-                f"{command.name} runs once: {word} is for scripts/train.py, and sweeps over options"
-            )
-        flags.add(flag)
-    for first, second in pairwise(others):
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-c", "--cfg", choices=["job"])
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("overrides", nargs="*")
+    parsed = parser.parse_intermixed_args(words)
+    if parsed.multirun and not command.sweeps:
+        raise ConfigurationError(f"{command.name} runs once: -m is for scripts/train.py, and sweeps over options")
+    for first, second in pairwise(parsed.overrides):
         if re.fullmatch(r"[\w.]+", first) and "=" not in second:
             raise ConfigurationError(f"{first} {second}: the = is missing; write {first}={second}")
-    return flags, others
+    return parsed
 
 
 def _help(command: Command, composer: "Composer") -> str:

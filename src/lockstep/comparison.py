@@ -30,6 +30,7 @@ from lockstep.configuration import (
 )
 from lockstep.data.batching import Batch
 from lockstep.data.module import DataModule
+from lockstep.environment import add_session
 from lockstep.equivalence.figure import draw
 from lockstep.equivalence.lockstep_module import LockstepModule
 from lockstep.equivalence.record import Record
@@ -243,6 +244,7 @@ def compare(config: dict[str, Any], conf: Path) -> int:
         compared.swap_at,
     )
     folder = new_run_folder(Path(options.output), options.name)
+    add_session(folder)
     write_whole(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create({**config, "compare": asdict(compared)})))
     with log_file(folder, "compare.log"):
         logger.info(

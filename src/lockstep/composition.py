@@ -85,7 +85,7 @@ class Composer:
         """The file of the configuration, whose head says what it is for, and the choices there are."""
         text = (self.folder / f"{self.name}.yaml").read_text(encoding="utf-8")
         text = re.sub(r"^defaults:\n(?:[ #].*\n)*\n?", "", text, flags=re.MULTILINE)
-        groups = [(group, self._options(group)) for group in self.groups()]
+        groups = [(group, self._options(group)) for group in self._groups()]
         choices = [f"{group}={', '.join(options)}" for group, options in groups if options]
         return "\n".join([text.strip(), "", *choices])
 
@@ -134,8 +134,8 @@ class Composer:
         except HydraException as error:
             raise ConfigurationError(_unreadable(option, value, error)) from None
         if (self.folder / group).is_dir() and group and not deletes and not override.is_sweep_override():
-            if group not in self.groups():
-                raise ConfigurationError(f"unknown option {option}{meant(option, self._known(()))}")
+            if group not in self._groups():
+                raise ConfigurationError(f"unknown option {option}{meant(option, self.known(()))}")
             choice = override.value()
             if choice is None and group in self._without_choice():
                 return None
@@ -154,7 +154,7 @@ class Composer:
         assert isinstance(config, DictConfig)
         return [entry for entry in config.get("defaults", []) if OmegaConf.is_dict(entry)]
 
-    def groups(self) -> list[str]:
+    def _groups(self) -> list[str]:
         """Groups of which one file is chosen."""
         return sorted({str(key).partition("@")[0] for entry in self._defaults() for key in entry})
 
@@ -174,20 +174,20 @@ class Composer:
             return f"option {key} is missing; write {key}=..."
         if isinstance(error, ConfigCompositionException):
             named = re.match(r"Could not override '(?P<key>[^']*)'", first_line)
-            if named and (known := self._known(overrides)):
+            if named and (known := self.known(overrides)):
                 key = key or named["key"]
                 return f"unknown option {key}{meant(key, known)}"
         return first_line
 
-    def _known(self, overrides: Sequence[str]) -> list[str]:
+    def known(self, overrides: Sequence[str]) -> list[str]:
         """Dotted names of all options under the groups that the overrides choose, and the groups themselves."""
-        chosen = [word for word in overrides if word.partition("=")[0] in self.groups()]
+        chosen = [word for word in overrides if word.partition("=")[0] in self._groups()]
         try:
             with self._hydra():
                 config = hydra.compose(self.name, chosen)
         except HydraException:
             return []
-        return [*self._without_choice(), *dotted(OmegaConf.to_container(config, resolve=False))]
+        return [*self._without_choice(), *_dotted(OmegaConf.to_container(config, resolve=False))]
 
 
 def _unreadable(option: str, value: str, error: Exception) -> str:
@@ -201,9 +201,8 @@ def _unreadable(option: str, value: str, error: Exception) -> str:
     return f"argument {option}={value} needs quotes, for Hydra and for the shell: {as_argument(option, value)}"
 
 
-def dotted(node: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all options in a configuration, nested ones after their parents."""
+def _dotted(node: Any, prefix: str = "") -> Iterator[str]:
     if isinstance(node, Mapping):
         for key, value in node.items():
             yield f"{prefix}{key}"
-            yield from dotted(value, f"{prefix}{key}.")
+            yield from _dotted(value, f"{prefix}{key}.")

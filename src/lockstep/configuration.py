@@ -139,7 +139,7 @@ def parse(cls: type[T], node: Node, path: str = "") -> T:
     nested = {f.name: f.type for f in dataclasses.fields(cls) if dataclasses.is_dataclass(f.type)}  # type: ignore[arg-type]
     values = check_arguments(cls, node, path)
     for name, child in nested.items():
-        values[name] = parse(child, _mapping(values[name], f"{path}{name}"), f"{path}{name}.")  # type: ignore[arg-type]
+        values[name] = parse(child, values[name], f"{path}{name}.")  # type: ignore[arg-type]
     try:
         return cls(**values)
     except ValueError as error:
@@ -172,7 +172,7 @@ def check_arguments(target: Callable[..., Any], node: Node, path: str, positiona
             f"option {path}_target_={node.get('_target_')} is not meant to be configured"
         ) from None
     known = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    values = {key: value for key, value in node.items() if key != "_target_"}
+    values = {key: value for key, value in _mapping(node, path.rstrip(".")).items() if key != "_target_"}
     for key in values:
         if key not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
             raise ConfigurationError(

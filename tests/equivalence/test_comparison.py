@@ -184,6 +184,7 @@ def test_a_comparison_leaves_figures_a_picture_and_overlaid_scalars(ordered):
     folder = result["folder"]
     assert (folder / "comparison.png").stat().st_size > 10_000
     assert not (folder / "hparams.yaml").exists()
+    assert (folder / "environment.json").exists()
     board = EventAccumulator(str(folder))
     board.Reload()
     tags = board.Tags()["scalars"]
