@@ -12,6 +12,7 @@ from lockstep.attention import MultiHeadAttention
 from lockstep.attention.trial import ContractError, try_out
 from lockstep.configuration import ConfigurationError, ModelOptions, Node, TrainOptions, check_arguments
 from lockstep.data.module import DataModule
+from lockstep.errors import AttentionError
 from lockstep.targets import attention_class, locate
 from lockstep.training.module import TranslationModule
 from lockstep.training.schedules import schedule
@@ -32,13 +33,14 @@ def try_attention(options: TrainOptions) -> None:
     """Refuse, before any work, an attention that no model can be made of.
 
     Raises:
-        ConfigurationError: what it does or refuses, in one line.
+        ConfigurationError: what it refuses, in one line.
+        AttentionError: what it does.
     """
     try:
         try_out(attention_factory(options.attention, options.model))
     except ContractError as error:
         name = options.attention.get("target", options.attention["_target_"])
-        raise ConfigurationError(f"option attention: {name} cannot serve: {error}") from error
+        raise AttentionError(f"option attention: {name} cannot serve: {error}") from error
     except ValueError as error:
         raise ConfigurationError(f"model: {error}") from error
 

@@ -5,6 +5,10 @@ class ConfigurationError(Exception):
     """A configuration that cannot be run; the message is one line that names the option."""
 
 
+class AttentionError(ConfigurationError):
+    """An attention that fails, or breaks the contract: no run is made of it, and no verdict can be given."""
+
+
 class CheckpointError(Exception):
     """A checkpoint that cannot be read or written; the message names the file."""
 

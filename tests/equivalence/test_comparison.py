@@ -175,6 +175,10 @@ def test_a_variant_that_fails_cannot_be_judged(tmp_path, monkeypatch, capsys):
     assert called("compare", *SMALL, "compare.variants=[per_head,faults.Failing]") == COULD_NOT_TELL
     error = capsys.readouterr().err
     assert re.fullmatch(r"error: \S*/faults.py:\d+: RuntimeError: out of order\n", error)
+    before = sorted(tmp_path.rglob("*"))
+    assert called("compare", *SMALL, "compare.variants=[per_head,faults.ReturnsWeightsToo]") == COULD_NOT_TELL
+    assert "faults.ReturnsWeightsToo cannot serve: under a padding mask" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_comparison_leaves_figures_a_picture_and_overlaid_scalars(ordered):
@@ -225,10 +229,6 @@ def test_each_experiment_gives_the_verdict_at_its_head(output, experiment):
         (["compare.swap_at=500"], "must be less than 500"),
         (["compare.swap_at=10", "compare.variants=[per_head,shared_heads]"], "no canonical layout to continue in"),
         (["compare.variants=[per_head,faults.ExtraParameter]"], "temperature does not come back"),
-        (
-            ["compare.variants=[per_head,faults.ReturnsWeightsToo]"],
-            "faults.ReturnsWeightsToo cannot serve: under a pad",
-        ),
         (["trainer.accumulate_grad_batches=2"], "accumulate_grad_batches"),
         (["optimizer._target_=torch.optim.Muon", "~optimizer.betas"], "optimizer, for per_head"),
         (
