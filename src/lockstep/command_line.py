@@ -17,7 +17,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lockstep.errors import CheckpointError, ConfigurationError, InputError, Interrupted, NonFiniteError
+from lockstep.errors import (
+    AttentionError,
+    CheckpointError,
+    ConfigurationError,
+    InputError,
+    Interrupted,
+    NonFiniteError,
+)
 from lockstep.terminal import Stream, TerminalHandler, hang_up, say
 
 if TYPE_CHECKING:
@@ -192,7 +199,8 @@ def _ending(error: BaseException, command: Command) -> tuple[int, str]:
         kept = f": {error}" if str(error) else ""
         return 128 + error.signum, f"stopped by {signal.Signals(error.signum).name}{kept}"
     if isinstance(error, ConfigurationError):
-        return (COULD_NOT_TELL if command.judges and _failed_for_the_user(error, command) else REFUSED), said
+        unjudged = isinstance(error, AttentionError) or _failed_for_the_user(error, command)
+        return (COULD_NOT_TELL if command.judges and unjudged else REFUSED), said
     if isinstance(error, CheckpointError | InputError | NonFiniteError):
         return UNUSABLE, said
     if place := _users_code(error, command):
