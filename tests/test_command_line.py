@@ -363,7 +363,7 @@ def test_c35_a_sweep_has_a_folder_a_job_and_a_table_and_survives_a_failing_job(t
         ("fused", "3", True),
     ]
     assert "num_heads must divide d_model" in rows[3]["error"]
-    assert "4 jobs of 4, 2 failed" in output
+    assert "4 of 4 jobs, 2 failed" in output
 
 
 @pytest.mark.slow
