@@ -311,7 +311,7 @@ def test_a_signal_amid_the_imports_is_heard(tmp_path, name, module):
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_comparison_that_is_stopped_is_no_verdict(tmp_path, signum):
     process = start("compare", "trainer.accelerator=cpu", cwd=tmp_path)
-    assert any(line.startswith("step     5") for line in process.stdout)
+    assert any(line.startswith("step ") for line in process.stdout)
     process.send_signal(signum)
     status, _, errors = finish(process)
     assert (status, errors) == (128 + signum, f"error: stopped by {signal.Signals(signum).name}\n")
@@ -346,8 +346,8 @@ def test_c35_a_sweep_has_a_folder_a_job_and_a_table_and_survives_a_failing_job(t
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
     jobs = sorted(path for path in folder.iterdir() if path.is_dir())
     assert [job.name.split("-20")[0] for job in jobs] == [
-        "0-model.num_heads-2-attention-per_head",
-        "1-model.num_heads-2-attention-fused",
+        "0-attention-per_head-model.num_heads-2",
+        "2-attention-fused-model.num_heads-2",
     ]
     for job in jobs:
         assert state(job)["global_step"] == 4
@@ -363,7 +363,7 @@ def test_c35_a_sweep_has_a_folder_a_job_and_a_table_and_survives_a_failing_job(t
         ("fused", "3", True),
     ]
     assert "num_heads must divide d_model" in rows[3]["error"]
-    assert "4 jobs of 4, 2 failed" in output
+    assert "4 of 4 jobs, 2 failed" in output
 
 
 @pytest.mark.slow
