@@ -18,8 +18,10 @@ from conftest import CONF
 from training.runs import SMALL, points, state
 
 from lockstep.command_line import BUG, COULD_NOT_TELL, FILE, REFUSED, UNUSABLE, Command, run
+from lockstep.composition import Composer
 from lockstep.errors import CheckpointError, ConfigurationError, InputError, Interrupted, NonFiniteError
 from lockstep.hints import as_argument
+from lockstep.training.signals import Signals
 from scripts import SCRIPTS, called
 
 ROOT = Path(__file__).parents[1]
@@ -184,6 +186,62 @@ def test_a_signal_ends_a_command_whatever_becomes_of_its_exception(capsys, signu
         assert running(job) == 128 + signum
         assert capsys.readouterr().err == f"error: stopped by {signal.Signals(signum).name}\n"
     assert signal.getsignal(signum) is before
+
+
+def test_a_signal_that_a_command_was_started_to_ignore_stops_nothing():
+    """As under ``nohup``, and in the background of a script."""
+
+    def job(config):
+        os.kill(os.getpid(), signal.SIGINT)
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGINT)
+        return 0 if signals.received is None else 1
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert running(job) == 0
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_before_anything_listens_is_no_bug(capsys):
+    def job(config):
+        raise KeyboardInterrupt
+
+    assert running(job) == 130
+    assert capsys.readouterr().err == "error: stopped by SIGINT\n"
+
+
+@pytest.mark.parametrize("streams", [{"stdout": None}, {"stdout": None, "stderr": None}, {"stdin": None}])
+def test_closed_standard_streams_are_empty_ones(monkeypatch, streams):
+    def job(config):
+        assert not sys.stdout.isatty()
+        return len(sys.stdin.read()) if "stdin" in streams else 0
+
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    assert running(job) == 0
+    for name in streams:
+        getattr(sys, name).close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk that is always there")
+@pytest.mark.parametrize(("stream", "words", "status"), [("stderr", ["nix=1"], REFUSED), ("stdout", ["--help"], FILE)])
+def test_what_cannot_be_said_is_no_verdict(stream, words, status):
+    program = f"import sys, pathlib\nfrom lockstep.command_line import Command, run\nC = pathlib.Path({str(CONF)!r})\n"
+    program += f"sys.exit(run(Command(C, 'benchmark', lambda c: 0, judges=True), {words}))"
+    with open("/dev/full", "w") as full:
+        outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        ended = subprocess.run([sys.executable, "-c", program], **outputs, check=False)
+    assert ended.returncode == status
+    assert b"Exception" not in (ended.stderr or b"")
+
+
+@pytest.mark.parametrize("value", ["interval(0,1)", "glob(*)"])
+def test_a_sweep_over_what_has_no_values_is_refused(value):
+    with pytest.raises(ConfigurationError, match="a sweep takes values"):
+        Composer(CONF, "train").jobs([f"seed={value}"], True)
 
 
 def test_a_log_that_nobody_reads_any_more_stops_nothing(tmp_path):

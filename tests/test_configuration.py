@@ -10,9 +10,10 @@ from conftest import CONF, TINY, compose
 
 from lockstep.command_line import REFUSED, UNUSABLE
 from lockstep.composition import Composer
+from lockstep.configuration import ScoresOptions, check_arguments, parse
 from lockstep.errors import ConfigurationError
 from lockstep.experiment import train
-from lockstep.hints import as_argument
+from lockstep.hints import as_argument, meant
 from lockstep.runs import new_run_folder
 from lockstep.targets import locate
 from scripts import called, command
@@ -219,3 +220,22 @@ def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path):
     folders = {new_run_folder(tmp_path, "copy-fused") for _ in range(5)}
     assert len(folders) == 5
     assert all(folder.is_dir() for folder in folders)
+
+
+def test_a_constructor_may_pass_on_what_it_is_given():
+    class Passes(dict):
+        def __init__(self, *sizes, **options):
+            super().__init__(**options)
+
+    assert check_arguments(Passes, {"bias": True}, "attention.", positional=2) == {"bias": True}
+
+
+@pytest.mark.parametrize("value", [None, 3, "fused"])
+def test_what_holds_options_holds_options(value):
+    with pytest.raises(ConfigurationError, match="option compare holds options of its own, it cannot be"):
+        parse(ScoresOptions, value, "compare.")
+
+
+@pytest.mark.parametrize(("key", "known"), [("adamW", "adamw"), ("num_epochs", "trainer.max_steps")])
+def test_letters_and_habits_tell_what_is_meant(key, known):
+    assert meant(key, ["adam", "adamw", "trainer.max_steps"]) == f"; did you mean {known}?"

@@ -25,7 +25,7 @@ from lockstep.errors import (
     Interrupted,
     NonFiniteError,
 )
-from lockstep.terminal import Stream, TerminalHandler, hang_up, say
+from lockstep.terminal import Stream, TerminalHandler, hang_up, open_closed, say
 
 if TYPE_CHECKING:
     from lockstep.composition import Composer
@@ -68,6 +68,7 @@ def run(command: Command, words: Sequence[str]) -> int:
     0, 1 and 2 are verdicts, and 0 success; 64 a refused option, 65 unusable input, 70 a bug, 74 a file that cannot be
     read or written, 130 and 143 the end by SIGINT and SIGTERM.
     """
+    open_closed()
     handler = TerminalHandler(command.log)
     logging.getLogger("lockstep").addHandler(handler)
     received: list[int] = []
@@ -89,13 +90,17 @@ def run(command: Command, words: Sequence[str]) -> int:
 
 @contextmanager
 def _interruptible(received: list[int]) -> Iterator[None]:
-    """SIGINT and SIGTERM raise, until something with more to lose listens itself."""
+    """SIGINT and SIGTERM raise, until something with more to lose listens itself.
+
+    What a command was started to ignore, as by nohup or in the background, it ignores.
+    """
 
     def stop(signum: int, frame: FrameType | None) -> None:
         received.append(signum)
         raise Interrupted(signum)
 
-    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
+    heeded = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, stop) for signum in heeded}
     try:
         yield
     finally:
@@ -198,6 +203,8 @@ def _ending(error: BaseException, command: Command) -> tuple[int, str]:
     if isinstance(error, Interrupted):
         kept = f": {error}" if str(error) else ""
         return 128 + error.signum, f"stopped by {signal.Signals(error.signum).name}{kept}"
+    if isinstance(error, KeyboardInterrupt):  # before anything of this project's listened
+        return 128 + signal.SIGINT, "stopped by SIGINT"
     if isinstance(error, ConfigurationError):
         unjudged = isinstance(error, AttentionError) or _failed_for_the_user(error, command)
         return (COULD_NOT_TELL if command.judges and unjudged else REFUSED), said
@@ -212,7 +219,7 @@ def _ending(error: BaseException, command: Command) -> tuple[int, str]:
         return FILE, f"{error.filename}: {error.strerror}" if error.filename and error.strerror else said
     if isinstance(error, MemoryError) or re.search("alloc.*memory|out of memory|Storage size calculation", said):
         return UNUSABLE, f"more memory is asked for than there is: {said.splitlines()[0]}"
-    traceback.print_exception(error)
+    say("".join(traceback.format_exception(error)).rstrip(), "stderr")
     return BUG, f"{type(error).__name__}: this is a bug of Lockstep's; please report it, with the lines above"
 
 

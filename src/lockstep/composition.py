@@ -67,7 +67,11 @@ class Composer:
         swept = [o for o in overrides if o.is_sweep_override()]
         if swept and not sweep:
             raise ConfigurationError(f"{swept[0].input_line} is several values: -m, first, runs each where a sweep may")
-        lists = [[(o, value) for value in o.sweep_string_iterator()] for o in swept]
+        try:
+            lists = [[(o, value) for value in o.sweep_string_iterator()] for o in swept]
+        except HydraException:
+            words = " ".join(o.input_line or "" for o in swept)
+            raise ConfigurationError(f"{words}: a sweep takes values, choice(a,b) or range(0,3)") from None
         fixed = [o.input_line or "" for o in overrides if not o.is_sweep_override()]
         told = [o.key_or_group for o in overrides]
         jobs = []

@@ -137,7 +137,7 @@ def parse(cls: type[T], node: Node, path: str = "") -> T:
         ConfigurationError: an unknown, missing or ill-typed option, or one that the dataclass itself refuses.
     """
     nested = {f.name: f.type for f in dataclasses.fields(cls) if dataclasses.is_dataclass(f.type)}  # type: ignore[arg-type]
-    values = check_arguments(cls, node, path)
+    values = check_arguments(cls, _mapping(node, path.rstrip(".")), path)
     for name, child in nested.items():
         values[name] = parse(child, values[name], f"{path}{name}.")  # type: ignore[arg-type]
     try:
@@ -166,11 +166,13 @@ def check_arguments(target: Callable[..., Any], node: Node, path: str, positiona
         ConfigurationError: an unknown, missing or ill-typed argument.
     """
     try:
-        parameters = list(inspect.signature(target).parameters.values())[positional:]
+        found = list(inspect.signature(target).parameters.values())
     except ValueError:  # of some built-in classes
         raise ConfigurationError(
             f"option {path}_target_={node.get('_target_')} is not meant to be configured"
         ) from None
+    # Of a constructor (*sizes, **options) nothing is positional but a part of its first.
+    parameters = [p for i, p in enumerate(found) if i >= positional or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     known = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     values = {key: value for key, value in _mapping(node, path.rstrip(".")).items() if key != "_target_"}
     for key in values:

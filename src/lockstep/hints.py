@@ -19,6 +19,7 @@ MEANT = {
     "num_warmup_steps": ["schedule.warmup_steps"],
     "epochs": ["trainer.max_steps"],
     "max_epochs": ["trainer.max_steps"],
+    "num_epochs": ["trainer.max_steps"],
     "num_train_epochs": ["trainer.max_steps"],
     "steps": ["trainer.max_steps"],
     "max_tokens": ["batch_tokens"],
@@ -39,7 +40,10 @@ MEANT = {
     "max_grad_norm": ["trainer.gradient_clip_val"],
     "gradient_accumulation_steps": ["trainer.accumulate_grad_batches"],
     "eval_steps": ["trainer.val_check_interval"],
+    "eval_every": ["trainer.val_check_interval"],
+    "val_every": ["trainer.val_check_interval"],
     "logging_steps": ["trainer.log_every_n_steps"],
+    "log_every": ["trainer.log_every_n_steps"],
     "save_steps": ["checkpoint_every"],
     "heads": ["model.num_heads", "num_heads"],
     "n_head": ["model.num_heads", "num_heads"],
@@ -87,7 +91,8 @@ def meant(key: str, known: Iterable[str]) -> str:
 def nearest(key: str, known: Iterable[str], path: str = "") -> str:
     """A hint at the known option most like ``key``, or the list of all where none is like it."""
     names = list(known)
-    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    close = [name for name in names if name.lower() == key.lower()]
+    close = close or difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {path}{close[0]}?"
     return f"; there are {', '.join(path + name for name in names)}" if names else ""

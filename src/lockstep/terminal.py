@@ -37,8 +37,17 @@ def say(text: str, stream: Stream = "stdout") -> None:
     encoding = getattr(out, "encoding", None) or "utf-8"
     try:
         print(printable(text).encode(encoding, "backslashreplace").decode(encoding), file=out, flush=True)
-    except BrokenPipeError:
+    except OSError as error:  # nobody listens, or the disk is full; what is still to be written is dropped
         hang_up(stream)
+        if stream == "stdout" and not isinstance(error, BrokenPipeError):
+            raise
+
+
+def open_closed() -> None:
+    """Give a process that was started without some of its standard streams empty ones."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # as long as the process
 
 
 def hang_up(stream: Stream) -> None:

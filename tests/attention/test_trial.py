@@ -117,6 +117,79 @@ class FrozenKey(FusedAttention):
         self.key.requires_grad_(False)
 
 
+class Changed(FusedAttention):
+    """Its answer is what a test makes of the right one."""
+
+    make = staticmethod(lambda query, mask, out: out)
+
+    def forward(self, query, key, value, mask=None, is_causal=False):
+        return self.make(query, mask, super().forward(query, key, value, mask, is_causal))
+
+
+def in_place(query, mask, out):
+    query.data.mul_(2)
+    return out
+
+
+def mask_in_place(query, mask, out):
+    if mask is not None:
+        mask[..., 0] = False
+    return out
+
+
+def switches_gradients_off(query, mask, out):
+    torch.set_grad_enabled(False)
+    return out
+
+
+def seeds(query, mask, out):
+    torch.manual_seed(0)
+    return out
+
+
+def of_five_tokens(query, mask, out):
+    return out + torch.zeros(5, 1)
+
+
+class OnMeta(FusedAttention):
+    def __init__(self, d_model, num_heads, **options):
+        super().__init__(d_model, num_heads, **options)
+        self.extra = nn.Parameter(torch.empty(3, device="meta"))
+
+
+class IsLazy(FusedAttention):
+    canonical = False
+
+    def __init__(self, d_model, num_heads, **options):
+        super().__init__(d_model, num_heads, **options)
+        self.extra = nn.LazyLinear(d_model)
+
+
+@pytest.mark.parametrize(
+    ("make", "breach"),
+    [
+        (lambda query, mask, out: out.double(), "returns torch.float64 on cpu of torch.float32"),
+        (lambda query, mask, out: out.detach(), "no gradient goes back to its values"),
+        (switches_gradients_off, "no gradient goes back to its values"),
+        (in_place, "changes its inputs in place"),
+        (mask_in_place, "changes its inputs in place"),
+        (seeds, "forward seeds torch's generator"),
+        (of_five_tokens, r"of one token it returns a tensor of shape \(2, 5, 24\), not one of shape \(2, 1, 24\)"),
+    ],
+)
+def test_what_forward_does_beside_its_answer_is_said(make, breach):
+    cls = type("Breach", (Changed,), {"make": staticmethod(make)})
+    with pytest.raises(ContractError, match=breach):
+        try_out(lambda: cls(24, 3))
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("cls", [OnMeta, IsLazy])
+def test_weights_that_are_not_there_yet_are_refused(cls):
+    with pytest.raises(ContractError, match="weights that are no real numbers yet"):
+        try_out(lambda: cls(24, 3))
+
+
 @pytest.mark.parametrize("name", LISTED)
 @pytest.mark.parametrize("options", [{}, {"bias": False, "dropout": 0.3}])
 def test_every_listed_variant_serves(name, options):

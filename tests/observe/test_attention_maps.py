@@ -10,10 +10,13 @@ from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
 from oracle import oracle
 from test_start import make
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
+from lockstep.attention.fused import FusedAttention
 from lockstep.data.batching import Batch
 from lockstep.observe import attention_maps as module
-from lockstep.observe.attention_maps import CELL, COLOURS, MOST_TOKENS, attention_maps, draw_attention
+from lockstep.observe.attention_maps import CELL, COLOURS, MOST_TOKENS, attention_maps, draw_attention, token_labels
 
 
 def cell(image, weights, layer, head, row, column):
@@ -66,6 +69,25 @@ def test_maps_are_what_each_layer_attends_to():
         x = model.embed(model.source_embedding, batch.source)
         _, expected = oracle(first.to_canonical(dict(first.named_parameters())), x, x, x)
         torch.testing.assert_close(maps["encoder"][0], expected[0], rtol=0, atol=1e-12)
+
+
+def test_a_label_is_one_line_whatever_its_token_is(tmp_path):
+    tokenizer = Tokenizer(WordLevel({text: i for i, text in enumerate(("\r\n", "\u2029", "\x85", "a"))}, "a"))
+    labels = token_labels(tokenizer, torch.arange(4))
+    assert labels == [r"\r\n", r"\u2029", r"\x85", "a"]
+    draw_attention(torch.ones(1, 1, 4, 4), labels, labels)
+
+
+def test_a_variant_may_name_its_inputs_otherwise(monkeypatch):
+    def forward(self, q, k, v, *rest, **options):
+        return right(self, q, k, v, *rest, **options)
+
+    right = FusedAttention.forward
+    batch = Batch(torch.tensor([[1, 5, 6, 2]]), torch.tensor([[1, 7, 2]]))
+    expected = attention_maps(make("fused"), batch)
+    monkeypatch.setattr(FusedAttention, "forward", forward)
+    found = attention_maps(make("fused"), batch)
+    assert all(torch.equal(found[kind], expected[kind]) for kind in expected)
 
 
 def test_no_hook_stays_behind():

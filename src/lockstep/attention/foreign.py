@@ -164,6 +164,7 @@ def _home(spec: ModuleSpec | None) -> Path | None:
 def failure(error: BaseException) -> str:
     """What went wrong in somebody else's code, and where, in one line."""
     message = " ".join(str(error).split())
+    message = f"{message[:300]}…" if len(message) > 300 else message  # torch can list all its backends
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {error.msg}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THEIRS)]

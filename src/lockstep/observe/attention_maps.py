@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from lockstep.attention import MultiHeadAttention
 from lockstep.data.batching import Batch
+from lockstep.terminal import printable
 from lockstep.transformer import Transformer
 
 logger = logging.getLogger("lockstep")
@@ -48,7 +49,8 @@ def attention_maps(model: Transformer, batch: Batch) -> dict[str, Tensor]:
 
     def watch(kind: str, attention: nn.Module, layers: int) -> Any:
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            call = inspect.signature(module.forward).bind(*args, **kwargs)
+            # By the contract's names: a variant may name what it takes otherwise.
+            call = inspect.signature(MultiHeadAttention.forward).bind(module, *args, **kwargs)
             call.apply_defaults()
             seen = {name: call.arguments[name] for name in ("query", "key", "mask", "is_causal")}
             assert isinstance(module, MultiHeadAttention)
@@ -162,8 +164,9 @@ def _shortened(labels: Iterable[str]) -> list[str]:
 
 
 def token_labels(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
-    """Each token by itself, special ones too."""
-    return [tokenizer.decode([index], skip_special_tokens=False) for index in ids.tolist()]
+    """Each token by itself in one line, special ones too."""
+    texts = (tokenizer.decode([index], skip_special_tokens=False) for index in ids.tolist())
+    return [printable(text).replace("\n", "\\n") for text in texts]
 
 
 def _labels(labels: Sequence[str], width: int) -> Image.Image:

@@ -20,9 +20,10 @@ LANGUAGES: dict[str, BleuTokenizer] = {
 }
 SCRIPTS: dict[str, BleuTokenizer] = {
     "CJK": "zh",
-    **dict.fromkeys(("HIRAGANA", "KATAKANA"), "ja-mecab"),
+    "BOPOMOFO": "zh",
+    **dict.fromkeys(("HIRAGANA", "KATAKANA", "HALFWIDTH"), "ja-mecab"),
     "HANGUL": "ko-mecab",
-    **dict.fromkeys(("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"), "char"),
+    **dict.fromkeys(("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "YI", "JAVANESE", "BALINESE", "NEW", "TAI"), "char"),
 }
 
 
@@ -70,6 +71,6 @@ def _of_script(texts: Sequence[str]) -> BleuTokenizer:
     found = Counter({script: letters[script] for script in SCRIPTS})
     if 4 * found.total() <= letters.total():  # foreign names stand in any language
         return "13a"
-    if 10 * (found["HIRAGANA"] + found["KATAKANA"]) > found.total():
+    if 10 * (found["HIRAGANA"] + found["KATAKANA"] + found["HALFWIDTH"]) > found.total():
         return "ja-mecab"
     return SCRIPTS[found.most_common(1)[0][0]]

@@ -19,7 +19,9 @@ class Signals(L.Callback):
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+        # What the run was started to ignore, as by nohup or in the background, it ignores.
+        handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
+        self._before = {signum: handler for signum, handler in handlers.items() if handler is not signal.SIG_IGN}
         self._listen()
         return self
 
@@ -41,7 +43,7 @@ class Signals(L.Callback):
             raise Interrupted(self.received, "stopped while testing; training is complete and saved")
 
     def _listen(self) -> None:
-        for signum in SIGNALS:
+        for signum in self._before:
             signal.signal(signum, self._note)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
