@@ -5,6 +5,7 @@ import copy
 import functools
 import json
 import math
+import os
 import random
 import shutil
 import sys
@@ -22,6 +23,7 @@ from lockstep.errors import CheckpointError
 from lockstep.experiment import convert, train
 from lockstep.runs import options_of_run
 from lockstep.trained import load_trained
+from lockstep.training import checkpoints
 from lockstep.training.checkpoints import FORMAT_VERSION, read_checkpoint
 from lockstep.trust import KNOWN, refuse_unknown
 
@@ -191,15 +193,22 @@ def test_a_class_of_the_users_is_run_where_it_is_named_or_trusted(folder, monkey
     assert resume(folder, {"_target_": "mine_of_a_test.Mine"})["train/steps"] == 3
 
 
-def test_the_best_checkpoint_of_a_run_is_judged_as_its_newest(tmp_path):
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (set_option("attention", {"_target_": "os.system"}), "names 'os.system'"),
+        (set_weight("x", torch.zeros(3)), "holds the weights of something else"),
+    ],
+)
+def test_the_best_checkpoint_of_a_run_is_judged_as_its_newest(tmp_path, act, message):
     from training.translating import config as translating
 
     folder = run(translating(tmp_path / "out", "trainer.max_steps=2", "trainer.val_check_interval=2"))
     best = folder / "checkpoints" / "best.ckpt"
     checkpoint = torch.load(best, weights_only=True)
-    set_option("attention", {"_target_": "os.system"})(checkpoint)
+    act(checkpoint)
     torch.save(checkpoint, best)
-    with pytest.raises(CheckpointError, match=r"best\.ckpt names 'os.system'"):
+    with pytest.raises(CheckpointError, match=rf"best\.ckpt {message}"):
         resume(folder)
 
 
@@ -233,6 +242,8 @@ def test_runs_of_before_options_were_added_go_on(folder):
         (lambda c: c.update(global_step=10**5000), "holds more than tensors"),
         (lambda c: c.update(optimizer_states=[]), "has no usable 'optimizer_states'"),
         (lambda c: c["loops"].update(loops=c["loops"]), "nested without end"),
+        (lambda c: c["loops"].update(x={"increment_ready": "x"}), r"has no usable 'loops\.x"),
+        (lambda c: c["lockstep"]["config"].update(optimizer=[]), r"has no usable 'lockstep\.config\.optimizer'"),
         (set_weight("w", torch.zeros(1).expand(10**6, 10**6)), "larger tensors than it holds"),
         (set_weight("w", torch.empty(3, device="meta")), "holds more than tensors"),
         (set_weight("w", torch.ones(3, 3).to_sparse()), "holds more than tensors"),
@@ -283,6 +294,8 @@ def test_what_a_checkpoint_claims_is_compared_with_what_it_holds(folder, command
     [
         lambda c: c["loops"].clear(),
         lambda c: c["callbacks"]["Saving"].update(random={}),
+        lambda c: c["DataModule"].update(batches=100),
+        lambda c: c["DataModule"].update(batches=0),
         lambda c: c["optimizer_states"][0]["param_groups"][0].update(params=[0]),
         lambda c: c.update(lr_schedulers=[3]),
         lambda c: c.update({"pytorch-lightning_version": "x"}),
@@ -335,6 +348,28 @@ def test_an_archive_with_two_contents_is_refused(small, more):
         read_checkpoint(small)
 
 
+def test_the_directory_that_is_judged_is_the_one_that_torch_reads(small):
+    """Before the end lies a directory of harmless entries; the end points to that of others."""
+    other, one = small.with_name("other.ckpt"), small.with_name("one.ckpt")
+    for path, method in ((other, zipfile.ZIP_DEFLATED), (one, zipfile.ZIP_STORED)):
+        with zipfile.ZipFile(path, "w", method) as archive:
+            archive.writestr("small/data.pkl", b"\x80\x02}.")
+            archive.writestr("small/version", b"3\n")
+    hidden, shown = other.read_bytes(), bytearray(one.read_bytes())
+    start = zipfile.ZipFile(one).start_dir
+    shown[-6:-2] = (zipfile.ZipFile(other).start_dir).to_bytes(4, "little")
+    before = len(hidden) - 22
+    skipped = before + start - zipfile.ZipFile(other).start_dir  # which zipfile takes for put before an archive
+    for entry in zipfile.ZipFile(one).infolist():
+        at = shown.index(b"PK\1\2", start)
+        place = before + entry.header_offset - skipped
+        shown[at : at + 4], shown[at + 42 : at + 46] = b"DONE", place.to_bytes(4, "little")
+    shown = shown.replace(b"DONE", b"PK\1\2")
+    small.write_bytes(hidden[:-22] + shown)
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
+        read_checkpoint(small)
+
+
 @pytest.mark.parametrize("call", [b"builtins\nbytearray", b"torch\nTensor"])
 def test_calls_that_only_allocate_are_refused_too(small, call):
     rezip(small, pickled=lambda content: b"\x80\x02c" + call + b"\nJ\xff\xff\xff\x7f\x85R.")
@@ -350,6 +385,53 @@ def test_a_few_lists_in_each_other_do_not_become_millions(small):
     torch.save({**checkpoint, "loops": {"x": bomb}}, small)
     with pytest.raises(CheckpointError, match="nested without end"):
         read_checkpoint(small)
+
+
+def in_turn(count):
+    """Tuples that each hold the one before twice."""
+    return b"](Nq\xf0" + count * b"h\xf0h\xf0\x86q\xf0" + b"e" + b"h\xf0"
+
+
+@pytest.mark.parametrize("key", [in_turn(60), b"N" + 200_000 * b"\x85", 200_000 * b"N" + 199_999 * b"\x86"])
+def test_a_key_that_never_ends_is_not_hashed(small, key):
+    rezip(small, pickled=lambda content: b"\x80\x02]}" + key + b"Ns.")
+    with pytest.raises(CheckpointError, match="nested without end"):
+        read_checkpoint(small)
+
+
+def test_a_pickle_of_more_operations_than_any_model_needs_is_refused(small, monkeypatch):
+    assert read_checkpoint(small)
+    monkeypatch.setattr(checkpoints, "_MOST_OPERATIONS", 1000)
+    rezip(small, pickled=lambda content: b"\x80\x02(" + 1000 * b"]" + b"l.")
+    with pytest.raises(CheckpointError, match="nested without end"):
+        read_checkpoint(small)
+
+
+def test_a_configuration_of_texts_that_look_like_references_is_kept_as_it_is(folder):
+    change(folder, set_option("name", "${oc.env:HOME} \\${ ${"))
+    resume(folder)
+    assert OmegaConf.load(folder / "config.yaml").name == "${oc.env:HOME} \\${ ${"
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "pipe"])
+def test_a_stored_place_of_data_that_would_be_waited_for_is_not_opened(folder, monkeypatch, place):
+    monkeypatch.chdir(folder)
+    os.mkfifo("pipe")
+    change(folder, set_option("data.train", [place, place]))
+    with pytest.raises(CheckpointError, match="a pipe or a device; name it by data.train"):
+        resume(folder)
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "environment.json"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda path: path.symlink_to("/dev/zero"), os.mkfifo, lambda path: (path.touch(), os.truncate(path, 2**40))],
+)
+def test_what_is_no_small_file_is_not_read(folder, name, make):
+    (folder / name).unlink()
+    make(folder / name)
+    resume(folder)
+    assert json.loads((folder / name).read_text(encoding="utf-8"))
 
 
 def test_changed_bytes_end_in_a_sentence_or_in_a_good_read(small):

@@ -129,8 +129,7 @@ class Composer:
         if not (group and (equals or deletes)):
             raise ConfigurationError(f"'{word}' says nothing: an option and its value are one word, as in option=value")
         if option in self.paths and value not in ("", "null") and not re.fullmatch(r"(['\"]).*\1", value, re.DOTALL):
-            value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # no reference to another option
-            value = QuotedString(value, Quote.single).with_quotes()
+            value = QuotedString(literal(value), Quote.single).with_quotes()
         if any(f"{option}.".startswith(f"{node}.") for node in self.open_nodes):
             option = f"++{option}"
         try:
@@ -210,3 +209,8 @@ def _dotted(node: Any, prefix: str = "") -> Iterator[str]:
         for key, value in node.items():
             yield f"{prefix}{key}"
             yield from _dotted(value, f"{prefix}{key}.")
+
+
+def literal(text: str) -> str:
+    """The text as OmegaConf writes it where it is no reference to another option."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lockstep.files import write_whole
+from lockstep.files import read_record, write_whole
 
 LIBRARIES = ("torch", "lightning", "tokenizers", "datasets", "numpy", "hydra-core", "sacrebleu")
 NAME = "environment.json"
@@ -17,10 +17,7 @@ SOURCE = Path(__file__).resolve().parent
 
 def add_session(folder: Path) -> None:
     """Add what this process is to ``environment.json`` of a run folder: a list, with an entry for each session."""
-    try:
-        before = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # there is none yet, or it is damaged
-        before = []
+    before = read_record(folder / NAME)
     sessions = [*before, session()] if isinstance(before, list) else [session()]
     write_whole(folder / NAME, json.dumps(sessions, indent=2) + "\n")
 

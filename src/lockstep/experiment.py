@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from lockstep import machine
 from lockstep.allocation import keep_freed_memory
 from lockstep.building import build_data, build_model, build_module, transformer, try_attention
+from lockstep.composition import literal
 from lockstep.configuration import (
     ConfigurationError,
     ConvertOptions,
@@ -183,8 +184,15 @@ def _load_best(module: TranslationModule, folder: Path, config: Node, trust: boo
     path = folder / "checkpoints" / BEST
     if not path.exists():
         return None
-    best = _in_attention(read_checkpoint(path), config["attention"], path, trust)
-    module.load_state_dict(best["state_dict"])
+    best = read_checkpoint(path)
+    check_weights(best, path)
+    best = _in_attention(best, config["attention"], path, trust)
+    try:
+        module.load_state_dict(best["state_dict"])
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"checkpoint {shown(path)} is of another model: {error!s:.300}".replace("\n", " ")
+        ) from None
     return int(best["global_step"])
 
 
@@ -246,6 +254,15 @@ def convert(config: dict[str, Any]) -> None:
 
 def _write_inputs(folder: Path, config: Mapping[str, Any], data: DataModule) -> None:
     """What the run was made of: its configuration and tokenizers."""
-    write_whole(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(config))))
+    write_whole(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(_literal(config))))
     for side in ("source", "target"):
         write_whole(folder / f"{side}_tokenizer.json", getattr(data.tokenizers, side).to_str(pretty=True))
+
+
+def _literal(value: Any) -> Any:
+    """Plain values whose texts refer to no other option, whatever is in them: so YAML says what the run was told."""
+    if isinstance(value, Mapping):
+        return {key: _literal(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_literal(each) for each in value]
+    return literal(value) if isinstance(value, str) else value

@@ -1,12 +1,16 @@
 """Files that appear whole or not at all, and only where they were meant to; needs the standard library alone."""
 
+import json
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, Any, TextIO
+
+LARGEST_RECORD = 2**20  # bytes: thousands of sessions
 
 
 @contextmanager
@@ -43,6 +47,32 @@ def write_whole(path: Path, content: str | bytes, *, follow: bool = False) -> No
     """Write a file whole or not at all (see :func:`whole_file`)."""
     with whole_file(path, follow=follow) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+def plain_file(path: Path) -> IO[bytes]:
+    """A file to read that is a file: no link is followed, and no pipe or device is waited for.
+
+    Raises:
+        OSError: it is something else, or cannot be read.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+
+    file = open(path, "rb", opener=opener)  # noqa: SIM115  # the caller's to close
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{path} is not a file")
+    return file
+
+
+def read_record(path: Path) -> Any:
+    """What a small JSON file of a run folder says, which may be anybody's; None where none can be read."""
+    try:
+        with plain_file(path) as file:
+            return json.loads(file.read(LARGEST_RECORD))
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def to_append(path: Path) -> TextIO:

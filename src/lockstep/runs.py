@@ -1,7 +1,6 @@
 """Run folders, and going on with a run: what is there already, and which options may differ."""
 
 import copy
-import json
 import logging
 import os
 import shlex
@@ -14,7 +13,7 @@ from typing import Any
 
 from lockstep.configuration import ConfigurationError, Node, TrainOptions, as_argument
 from lockstep.errors import CheckpointError
-from lockstep.files import to_append
+from lockstep.files import read_record, to_append
 from lockstep.terminal import PrintableFormatter
 from lockstep.training.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
 from lockstep.training.saving import same_goal
@@ -127,10 +126,7 @@ class Resumed:
         """What ``metrics.json`` holds, if the run came to its end at this step and is asked for nothing more."""
         if self.folder is None:
             return None
-        try:
-            metrics = json.loads((self.folder / "metrics.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):  # it is written once the run has ended, and may be anybody's
-            return None
+        metrics = read_record(self.folder / "metrics.json")  # it is written once the run has ended
         ended_early = self.checkpoint["lockstep"]["stopped_early"] and same_goal(self.config, asdict(options))
         done = isinstance(metrics, dict) and metrics.get("train/steps") == self.step
         return metrics if done and (self.step >= options.trainer.max_steps or ended_early) else None
@@ -176,6 +172,13 @@ def options_of_run(config: Node, told: Collection[str]) -> dict[str, Any]:
             source, target = source[name], target.setdefault(name, {})
         if key in source:
             target[key] = source[key]
+    for option in DATA_FILES:
+        stored = None if {"data", f"data.{option}"} & set(told) else options["data"].get(option)
+        for file in stored if isinstance(stored, list) else [stored]:
+            if isinstance(file, str) and os.path.exists(file) and not (os.path.isfile(file) or os.path.isdir(file)):
+                raise CheckpointError(
+                    f"{place} reads its data from {file[:100]}, a pipe or a device; name it by data.{option} to allow it"
+                )
     if "attention" in told:
         options = with_attention(options, options["attention"])
     if not options["trust"]:

@@ -107,7 +107,7 @@ def reachable(monkeypatch):
         def load(name, subset):
             if isinstance(splits, Exception):
                 raise splits
-            assert (name, subset) == ("wmt14", "de-en")
+            assert (name, subset) == ("wmt/wmt14", "de-en")
             return DatasetDict({split: Dataset.from_list(rows) for split, rows in splits.items()})
 
         monkeypatch.setattr(datasets, "load_dataset", load)
@@ -116,7 +116,7 @@ def reachable(monkeypatch):
 
 
 def load(columns=("de", "en")):
-    return hub_pairs("wmt14", "de-en", columns, "give files")
+    return hub_pairs("wmt/wmt14", "de-en", columns, "give files")
 
 
 def test_columns_or_languages_of_a_translation(reachable, caplog):
@@ -133,16 +133,19 @@ def test_columns_or_languages_of_a_translation(reachable, caplog):
         "train": {"source": ["ja"], "target": ["yes"]},
         "test": {"source": ["nein nein"], "target": ["no"]},
     }
-    assert caplog.messages == ["wmt14, train: 1 dropped as pairs, of 2: a side is empty"]
+    assert caplog.messages == ["wmt/wmt14, train: 1 dropped as pairs, of 2: a side is empty"]
 
 
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
-        ({"train": [{"translation": {"de": "ja", "en": "yes"}}]}, "wmt14, train: no column fr; there are .*tion.de"),
-        ({"train": [{"de": "ja", "fr": 3}]}, "wmt14, train: column fr holds other things than texts"),
-        ({"test": [{"de": "ja", "fr": "oui"}]}, "wmt14 has the splits test, none named train; give files"),
-        (RuntimeError("no such dataset\nat all"), "dataset wmt14: no such dataset$"),
+        (
+            {"train": [{"translation": {"de": "ja", "en": "yes"}}]},
+            "wmt/wmt14, train: no column fr; there are .*tion.de",
+        ),
+        ({"train": [{"de": "ja", "fr": 3}]}, "wmt/wmt14, train: column fr holds other things than texts"),
+        ({"test": [{"de": "ja", "fr": "oui"}]}, "wmt/wmt14 has the splits test, none named train; give files"),
+        (RuntimeError("no such dataset\nat all"), "dataset wmt/wmt14: no such dataset$"),
     ],
 )
 def test_refused_by_the_name_of_the_dataset(reachable, splits, message):
@@ -151,12 +154,13 @@ def test_refused_by_the_name_of_the_dataset(reachable, splits, message):
         load(("de", "fr"))
 
 
-def test_a_loading_script_is_never_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(hub, "_hub_answers", lambda: True)
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "corpus.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    (tmp_path / "corpus" / "train.jsonl").write_text('{"de": "ja", "en": "yes"}\n')
-    with pytest.raises(ValueError, match="scripts are no longer supported"):
-        hub_pairs(str(tmp_path / "corpus"), None, ("de", "en"), "give files")
-    assert not (tmp_path / "ran").exists()
+@pytest.mark.parametrize(
+    "name", ["json", "pandas", "owner/name", "./owner/name", "/", "..", "owner/name/more", "", "a:b/c"]
+)
+def test_no_file_of_the_working_folder_is_taken_for_the_hubs(tmp_path, monkeypatch, name):
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / "owner" / "name"):
+        (folder / "train.jsonl").write_text('{"de": "ja", "en": "yes"}\n')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="is named OWNER/NAME"):
+        hub_pairs(name, None, ("de", "en"), "give files")

@@ -215,3 +215,12 @@ def test_the_folder_is_the_users_of_caches_unless_chosen(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/h")
     assert preparation.cache_folder() == Path("/h/.cache/lockstep")
+
+
+def test_an_entry_that_unpacks_to_more_than_it_is_is_made_again(cache_folder, caplog):
+    prepared()
+    (path,) = cache_folder.glob("*.npz")
+    with np.load(path) as stored:
+        np.savez_compressed(path, zeros=np.zeros(10**7), **stored)
+    prepared()
+    assert "unpacks to more than it is" in caplog.text

@@ -1,8 +1,10 @@
 """Pairs of texts from a dataset of the Hugging Face Hub, or an answer within seconds."""
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import datasets
 from datasets import Dataset, DatasetDict
@@ -26,10 +28,15 @@ def hub_pairs(name: str, subset: str | None, columns: Columns, instead: str) -> 
         instead: what to do where the Hub cannot be reached.
 
     Raises:
-        ValueError: there is no such dataset, or it lacks a column or the split train.
+        ValueError: it is no name of the Hub's, there is no such dataset, or it lacks a column or the split train.
         OSError: the Hub cannot be reached, and its cache lacks the dataset.
         InputError: a column does not hold texts.
     """
+    # Other names, and folders of such a name, are files of the working folder to the library.
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) or name.startswith(".") or Path(name).exists():
+        raise ValueError(
+            f"dataset {name}: a dataset of the Hub is named OWNER/NAME, and no folder here may be so called"
+        )
     reachable = constants.HF_HUB_OFFLINE or _hub_answers()
     try:
         with _offline(constants.HF_HUB_OFFLINE or not reachable):

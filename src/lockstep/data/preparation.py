@@ -22,7 +22,7 @@ from lockstep.data import tokenization
 from lockstep.data.encoded import Encoded, Pairs
 from lockstep.data.tokenization import Tokenizers, encode, subword_tokenizers, tokenizer_from
 from lockstep.data.tokenization import texts as texts_of
-from lockstep.files import whole_file
+from lockstep.files import plain_file, whole_file
 
 Arrays = dict[str, NDArray[np.generic]]
 SIDES = ("source", "target")
@@ -110,6 +110,8 @@ def _load(path: Path, key: str, texts: DatasetDict) -> Prepared:
     with _own(path) as file:
         if not zipfile.is_zipfile(file):  # numpy would advise to trust it
             raise ValueError("it is cut, or none of these files")
+        if sum(entry.file_size for entry in zipfile.ZipFile(file).infolist()) > file.seek(0, os.SEEK_END):
+            raise ValueError("it unpacks to more than it is")
         file.seek(0)
         with np.load(file, allow_pickle=False) as stored:
             arrays = dict(stored)
@@ -133,14 +135,10 @@ def _own(path: Path) -> IO[bytes]:
     Raises:
         OSError: a link, no plain file, another user's, or one that everybody may write.
     """
-
-    def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-
-    file = open(path, "rb", opener=opener)  # noqa: SIM115  # the caller's to close
+    file = plain_file(path)
     found = os.fstat(file.fileno())
     mine = not hasattr(os, "geteuid") or (found.st_uid == os.geteuid() and not found.st_mode & stat.S_IWOTH)
-    if not (mine and stat.S_ISREG(found.st_mode)):
+    if not mine:
         file.close()
         raise PermissionError("another user could have written it")
     return file

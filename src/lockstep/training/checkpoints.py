@@ -20,7 +20,7 @@ from annotated_types import Ge, Le, Len
 from lightning.pytorch.plugins.io import CheckpointIO
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from torch import Tensor
-from typing_extensions import TypedDict
+from typing_extensions import TypeAliasType, TypedDict
 
 from lockstep.errors import CheckpointError
 from lockstep.files import whole_file
@@ -125,18 +125,60 @@ def _check_container(file: IO[bytes]) -> bytes:
         size = file.seek(0, 2)
         if head != b"PK\x03\x04" or len(names) < len(entries) or len(folders) != 1:
             raise _Unusable("is not a checkpoint")
+        if _start_of_directory(file) != archive.start_dir:
+            raise _Unusable("is not a checkpoint")
         if any(e.compress_type != zipfile.ZIP_STORED for e in entries) or sum(e.file_size for e in entries) > size:
             raise _Unusable("is compressed, which no checkpoint of this program is")
         if broken := archive.testzip():
             raise _Unusable(f"is damaged (in {broken!r})")
         pickled = archive.read(f"{entries[0].filename.partition('/')[0]}/data.pkl")
-    for opcode, argument, _ in pickletools.genops(pickled):
-        if "GLOBAL" in opcode.name and not _PICKLED.fullmatch(str(argument)):
-            raise _Unusable(_FOREIGN)
+    _check_pickle(pickled)
     return pickled
 
 
+def _start_of_directory(file: IO[bytes]) -> int:
+    """Where torch looks for an archive's directory; zipfile goes by its length, which may lead to another one."""
+    size = file.seek(0, 2)
+    file.seek(-98, 2)
+    end = file.read()
+    if end[56:60] != b"PK\x06\x07":  # no place of more than four bytes
+        return int.from_bytes(end[-6:-2], "little")
+    large, start = (int.from_bytes(end[at : at + 8], "little") for at in (64, 48))
+    return start if large == size - 98 else -1
+
+
 _PICKLED = re.compile(r"collections OrderedDict|torch\._utils _rebuild_tensor_v2|torch \w+Storage")
+_MOST_OPERATIONS = 2**21  # of a pickle: those of 50,000 tensors; torch takes as long for each as for one that matters
+_HEAVIEST = 10_000  # values in a tuple
+
+
+def _check_pickle(pickled: bytes) -> None:
+    """Refuse calls, operations without number, and tuples without end.
+
+    A tuple that is a key is hashed with all it holds, each part as often as it occurs: a few that hold each other take
+    for ever, and many in a row end the process. So the loader's stack is followed here, by the weight of its tuples.
+    """
+    stack: list[int] = []
+    marks: list[int] = []
+    memo: dict[Any, int] = {}
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(pickled)):
+        if number > _MOST_OPERATIONS:
+            raise _Unusable("is nested without end")
+        if "GLOBAL" in opcode.name and not _PICKLED.fullmatch(str(argument)):
+            raise _Unusable(_FOREIGN)
+        if opcode.name == "MARK":
+            marks.append(len(stack))
+        elif "PUT" in opcode.name:
+            memo[argument] = stack[-1]
+        elif "GET" in opcode.name:
+            stack.append(memo[argument])
+        else:
+            takes = len(opcode.stack_before)
+            start = marks.pop() - (takes - 2) if pickletools.stackslice in opcode.stack_before else len(stack) - takes
+            held = sum(stack[start:]) if opcode.name.startswith("TUPLE") else 0
+            if held > _HEAVIEST:
+                raise _Unusable("is nested without end")
+            stack[start:] = [1 + held for _ in opcode.stack_after]
 
 
 def _check_plain(content: Any, pickled: int, size: int) -> None:
@@ -184,21 +226,29 @@ class _Place(TypedDict):
     batches: Annotated[int, Ge(0)]
 
 
+# Of Lightning's loops: it takes whatever entries there are for its own attributes.
+_Counters = TypeAliasType("_Counters", "dict[str, bool | int | _Counters]")
+
+
+class _Config(TypedDict, total=False):
+    optimizer: dict[str, Any]
+
+
 class _Record(TypedDict):
-    config: dict[str, Any]
+    config: _Config
     tokenizers: str
     stopped_early: bool
 
 
 @with_config(ConfigDict(arbitrary_types_allowed=True))
 class _Content(TypedDict):
-    """What a checkpoint must hold, by which all is read but the state of Lightning's own loops."""
+    """What a checkpoint must hold, by which all is read."""
 
     global_step: Annotated[int, Ge(0)]
     state_dict: dict[str, Tensor]
     optimizer_states: Annotated[list[_OptimizerState], Len(1, 1)]
     lr_schedulers: list[Any]
-    loops: dict[str, Any]
+    loops: _Counters
     callbacks: dict[str, dict[str, Any]]
     DataModule: _Place
     lockstep: _Record

@@ -78,6 +78,8 @@ class Saving(L.Callback):
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
         self._saved_at = checkpoint["global_step"]
         record = checkpoint["lockstep"]
+        if checkpoint["DataModule"]["batches"] != self._saved_at * trainer.accumulate_grad_batches:
+            raise ValueError("its data is at another step")
         # Where a validation falls on this step, Lightning passes by it once more, and counts the step there. That is
         # known only now: a run that goes on to more steps may have another interval.
         passes_by = self._saved_at * trainer.accumulate_grad_batches % int(trainer.val_check_interval) == 0
@@ -90,6 +92,8 @@ class Saving(L.Callback):
         place_loops(checkpoint, trainer, validation_due=self._validating)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._saved_at not in (None, trainer.global_step):
+            raise ValueError("its loops are at another step")
         if self._random is not None:
             set_random_state(self._random)
         trainer.should_stop = self._stopped_early
