@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 from training.runs import config, run
 
-from lockstep import standard_streams
+from lockstep import standard_streams, translation
 from lockstep.configuration import ConfigurationError
 from lockstep.errors import CheckpointError, InputError
 from lockstep.observe.attention_maps import MOST_PIXELS, MOST_TOKENS, draw_attention
@@ -76,6 +76,18 @@ def test_chunks_and_batches_change_nothing(lines, monkeypatch, caplog):
     assert [record.args[0] for record in caplog.records if "so far" in record.message] == [3, 6, 9, 12, 15, 18]
     assert lines(data, "batch_tokens=1") == expected
     assert lines(data, "cached=false") == expected
+
+
+class Terminal(io.TextIOWrapper):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("stream", "shown"), [(Terminal, "\\x1b[31m\n"), (io.TextIOWrapper, "\x1b[31m\n")])
+def test_what_a_model_says_does_not_steer_a_terminal(lines, monkeypatch, stream, shown):
+    monkeypatch.setattr(translation, "to_line", lambda tokenizer, ids: "\x1b[31m")
+    monkeypatch.setattr(io, "TextIOWrapper", stream)
+    assert lines(b"3 4\n") == shown
 
 
 def test_several_translations_are_numbered_as_in_moses(lines):

@@ -177,7 +177,7 @@ def options_of_run(config: Node, told: Collection[str]) -> dict[str, Any]:
         for file in stored if isinstance(stored, list) else [stored]:
             if isinstance(file, str) and os.path.exists(file) and not (os.path.isfile(file) or os.path.isdir(file)):
                 raise CheckpointError(
-                    f"{place} reads its data from {file[:100]}, a pipe or a device; name it by data.{option} to allow it"
+                    f"{place} reads its data from {file[:100]}, which is no file; name it by data.{option}"
                 )
     if "attention" in told:
         options = with_attention(options, options["attention"])

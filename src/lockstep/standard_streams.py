@@ -20,7 +20,7 @@ from lockstep.errors import InputError
 from lockstep.files import write_whole
 from lockstep.observe.attention_maps import attention_maps, draw_attention, token_labels
 from lockstep.runs import shown
-from lockstep.terminal import counted
+from lockstep.terminal import counted, printable
 from lockstep.trained import Trained, load_trained
 from lockstep.trainer import quiet_libraries
 from lockstep.translation import MOST_CHARACTERS, Translation, Translator
@@ -53,7 +53,8 @@ def translate(config: dict[str, Any]) -> None:
     try:
         for lines in read_chunks(sys.stdin.buffer, 1 if sys.stdin.isatty() else CHUNK):
             translations = translator(lines, first_line=done + 1)
-            sys.stdout.buffer.writelines(f"{line}\n".encode() for line in _output(translations, done, options))
+            plain = printable if sys.stdout.isatty() else str  # a model may have learned to steer a terminal
+            sys.stdout.buffer.writelines(f"{plain(line)}\n".encode() for line in _output(translations, done, options))
             sys.stdout.buffer.flush()
             done += len(lines)
             if len(lines) == CHUNK:  # so there may be more
