@@ -7,6 +7,7 @@ import hydra
 import pytest
 import yaml
 from comparing import CONF, SMALL, compare, compared, compose, participants, verdicts
+from matplotlib import rcParams
 from omegaconf import OmegaConf
 
 from lockstep.command_line import COULD_NOT_TELL
@@ -158,7 +159,8 @@ def test_any_name_serves(name):
     assert {group["copy"] for group in module.configure_optimizers()["optimizer"].param_groups} == {"per_head", name}
 
 
-def test_names_of_any_kind_are_drawn_and_shown_as_they_are(output, capsys):
+def test_names_of_any_kind_are_drawn_and_shown_as_they_are(output, capsys, monkeypatch):
+    monkeypatch.setitem(rcParams, "text.usetex", True)  # as a matplotlibrc in the working folder can say
     names = ["$x_{", "[/b]", "\x1b[31m"]
     entries = ",".join(f"{{attention: fused, name: '{name}'}}" for name in names)
     told = [f"compare.variants=[per_head,{entries}]", "trainer.max_steps=2", "compare.recorded_steps=2"]

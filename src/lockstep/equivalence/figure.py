@@ -4,9 +4,9 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.style import context
 
 from lockstep.equivalence.record import Record
 from lockstep.equivalence.resync import CONTROLS, LIMIT, NULLS
@@ -23,8 +23,9 @@ def draw(record: Record, path: Path) -> None:
         record: of a finished run.
         path: of the PNG.
     """
-    # A name with a $ is no formula, and a letter that the font has not got is a box.
-    with rc_context({"text.parse_math": False}), warnings.catch_warnings(), whole_file(path) as file:
+    # A name with a $ is no formula, and a letter that the font has not got is a box; what a matplotlibrc in the working
+    # folder says, such as to run LaTeX, counts for nothing.
+    with context(["default", {"text.parse_math": False}]), warnings.catch_warnings(), whole_file(path) as file:
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         _draw(record).savefig(file, format="png", dpi=100)
 
