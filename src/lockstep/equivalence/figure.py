@@ -7,6 +7,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.style import context
+from matplotlib.ticker import FormatStrFormatter
 
 from lockstep.equivalence.record import Record
 from lockstep.equivalence.resync import CONTROLS, LIMIT, NULLS
@@ -84,6 +85,11 @@ def _points(axes: Axes, steps: Sequence[int], curves: dict[str, list[float]], sm
     """Values on logarithmic axes; exact zeros, which have no place there, stand on the bottom line."""
     axes.set_xscale("log")
     axes.set_yscale("log")
+    # The powers of ten that are usual on these axes are formulas, which are switched off for the sake of names.
+    axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.xaxis.set_minor_formatter("")
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%.0e"))
+    axes.yaxis.set_minor_formatter("")
     bottom = min([smallest, *(value for values in curves.values() for value in values if value > 0)]) / 2
     for index, (name, values) in enumerate(curves.items(), start=1):
         label = name if any(values) else f"{name}: exactly 0"

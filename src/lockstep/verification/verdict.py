@@ -117,6 +117,7 @@ class _Verification:
         module = module.to("cpu", torch.float64).eval()
         if any(nn.parameter.is_lazy(parameter) for parameter in module.parameters()):
             find_call(module, sizes, self.stated)  # its first call makes the parameters
+        frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
         module.requires_grad_(True)
         initial = {name: p.detach().clone() for name, p in module.named_parameters()}
         set_dropout(module, 0.0)
@@ -137,6 +138,12 @@ class _Verification:
             c.conventions = search.conventions
         c.mapping = found.layouts()
         self._judge_mapping(search, found)
+        if frozen and isinstance(loaded, type):
+            self._add(
+                "frozen", f"its constructor freezes {', '.join(frozen)}: it computes the same and never learns it"
+            )
+        elif frozen:
+            c.remarks.append(f"{', '.join(frozen)} came frozen, and was judged as if it learnt")
         equal_lengths = search.unequal_lengths_failed is not None
         subject = Subject(module, sizes, search.conventions, c.mapping)
         undecided = self._masks(subject, found, equal_lengths)

@@ -213,7 +213,7 @@ class ForeignWidth(Base):
 
 
 class Frozen(Hooks):
-    """Right, whatever is trained of it."""
+    """The right function, of which a part never learns."""
 
     def __init__(self, d_model, num_heads):
         super().__init__(d_model, num_heads)
