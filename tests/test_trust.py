@@ -73,7 +73,12 @@ def translate(folder, trust=False):
 
 
 def converting(folder, trust=False):
-    told = {"checkpoint": str(folder), "output": str(folder.parent / "out.ckpt"), "arithmetic": "ordered"}
+    told = {
+        "checkpoint": str(folder),
+        "output": str(folder.parent / "out.ckpt"),
+        "arithmetic": "ordered",
+        "overwrite": True,
+    }
     return convert({**told, "attention": composed("attention=per_head")["attention"], "trust": trust})
 
 
@@ -468,7 +473,7 @@ def test_a_lone_checkpoint_does_not_decide_where_it_is_gone_on_with(folder, tmp_
     lone = str(shutil.copy(folder / "checkpoints" / "last.ckpt", tmp_path / "lone.ckpt"))
     (tmp_path / "out").mkdir()
     train(options_of_run({**composed(), "resume": lone, "output": str(tmp_path / "out")}, []))
-    assert [path.name[:2] for path in (tmp_path / "out").iterdir()] == ["x-"]
+    assert [path.name[:11] for path in (tmp_path / "out").iterdir()] == ["copy-fused-"]
     assert not (tmp_path / "elsewhere").exists()
 
 

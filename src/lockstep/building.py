@@ -29,7 +29,7 @@ def attention_factory(attention: Node, model: ModelOptions) -> Callable[[], Mult
     return lambda: cls(model.d_model, model.num_heads, **arguments)
 
 
-def try_attention(options: TrainOptions) -> None:
+def try_attention(attention: Node, model: ModelOptions) -> None:
     """Refuse, before any work, an attention that no model can be made of.
 
     Raises:
@@ -37,9 +37,9 @@ def try_attention(options: TrainOptions) -> None:
         AttentionError: what it does.
     """
     try:
-        try_out(attention_factory(options.attention, options.model))
+        try_out(attention_factory(attention, model))
     except ContractError as error:
-        name = options.attention.get("target", options.attention["_target_"])
+        name = attention.get("target", attention["_target_"])
         raise AttentionError(f"option attention: {name} cannot serve: {error}") from error
     except ValueError as error:
         raise ConfigurationError(f"model: {error}") from error

@@ -120,7 +120,7 @@ def _variant(config: Node, entry: Any, conf: Path, data: DataModule) -> Variant:
         learner = make_learner(**check_arguments(make_learner, node["learner"], "learner."))
     cls = attention_class(attention, "attention")
 
-    building.try_attention(options)
+    building.try_attention(options.attention, options.model)
     sizes = options.model
     dry = replace(options, model=replace(sizes, dropout=0.0, attention_dropout=0.0))
     try:

@@ -115,6 +115,7 @@ class ConvertOptions:
     attention: dict[str, Any]
     arithmetic: Arithmetic
     output: str
+    overwrite: bool
     trust: bool
 
 

@@ -19,19 +19,19 @@ from lockstep.configuration import (
     ModelOptions,
     Node,
     TrainOptions,
-    as_argument,
     parse,
     say_doubts,
 )
 from lockstep.data.module import DataModule
 from lockstep.environment import add_session
-from lockstep.errors import CheckpointError, Interrupted, NonFiniteError
+from lockstep.errors import CheckpointError, InputError, Interrupted, NonFiniteError
 from lockstep.files import remove_partial, write_whole
 from lockstep.observe.board import Board
 from lockstep.observe.scores import FinalScores
 from lockstep.observe.throughput import Throughput
 from lockstep.results import report, score_metrics, write_metrics, write_translations
 from lockstep.runs import (
+    DATA_FILES,
     Resumed,
     checkpoint_of,
     how_to_go_on,
@@ -42,6 +42,7 @@ from lockstep.runs import (
     shown,
     with_absolute_paths,
     with_attention,
+    with_trust,
 )
 from lockstep.trained import check_weights, described_model
 from lockstep.trainer import build_trainer, quiet_libraries
@@ -90,8 +91,8 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         check_weights(resumed.checkpoint, resumed.path)
 
     check_scores(options)
-    try_attention(options)
-    data = build_data(options)
+    try_attention(options.attention, options.model)
+    data = _data(options, resumed)
     module = build_module(options, build_model(options, data), data.natural_language)
     checkpoint = None if resumed is None else _continued(resumed, config, data, options.trust)
     # Only now: constructors draw numbers, each variant's as many as it likes.
@@ -126,9 +127,9 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
             (results,) = trainer.test(module, data, verbose=False)
         except NonFiniteError as error:
             advice = "a new run with a lower optimizer.lr or more schedule.warmup_steps may keep it finite"
-            raise NonFiniteError(f"{error}; {advice}; {how_to_go_on(folder)}") from None
+            raise NonFiniteError(f"{error}; {advice}; {how_to_go_on(folder, config)}") from None
         except Interrupted as interrupted:
-            logger.info("%s; %s", interrupted, how_to_go_on(folder))
+            logger.info("%s; %s", interrupted, how_to_go_on(folder, config))
             raise
         metrics |= {
             **results,
@@ -142,8 +143,21 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
         board.log_results(config, tested, trainer.global_step)
         write_metrics(metrics, folder)
-        report(metrics, folder, Path(config["output"]))
+        report(metrics, folder, config)
     return metrics
+
+
+def _data(options: TrainOptions, resumed: Resumed | None) -> DataModule:
+    """The task's data; a run may be gone on with where its corpus lies no more."""
+    try:
+        return build_data(options)
+    except OSError as error:
+        if resumed is None or not (moved := [name for name in DATA_FILES if options.data.get(name)]):
+            raise
+        task = str(options.data["_target_"]).split(".")[-2]
+        raise InputError(
+            f"{error}; if the corpus lies elsewhere now, say where beside resume=: data={task} data.{moved[0]}=..."
+        ) from error
 
 
 def _fit(
@@ -220,7 +234,9 @@ def convert_to(checkpoint: Checkpoint, attention: Node, path: Path, trust: bool 
     old = described_model(checkpoint, path)
     config = with_attention(saved_config(checkpoint), attention)
     sizes = (part.num_embeddings for part in (old.source_embedding, old.target_embedding))
-    new = transformer(config["attention"], parse(ModelOptions, config["model"], "model."), *sizes)
+    options = parse(ModelOptions, config["model"], "model.")
+    try_attention(config["attention"], options)
+    new = transformer(config["attention"], options, *sizes)
     optimizer = config.get("optimizer", {}).get("_target_")
     try:
         converted = convert_checkpoint(checkpoint, old, new, str(optimizer))
@@ -242,13 +258,16 @@ def convert(config: dict[str, Any]) -> None:
     checkpoint = read_checkpoint(path)
     if output.is_dir():
         raise ConfigurationError(f"option output={options.output} is a folder; name a file")
-    write_checkpoint(convert_to(checkpoint, options.attention, path, options.trust), output, follow=True)
+    if output.is_file() and not options.overwrite:
+        raise ConfigurationError(f"option output={options.output} exists; take another name, or say overwrite=true")
+    converted = convert_to(checkpoint, options.attention, path, options.trust)
+    write_checkpoint(converted, output, follow=True)
     logger.info(
         "converted step %d of %s to %s: outputs agree, optimiser state moved; %s",
         checkpoint["global_step"],
         shown(path),
         options.attention["_target_"],
-        f"go on with: python scripts/train.py {as_argument('resume', shown(output))}",
+        f"go on with: python scripts/train.py {with_trust('resume', output, saved_config(converted))}",
     )
 
 

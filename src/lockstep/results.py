@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.configuration import as_argument
 from lockstep.files import write_whole
 from lockstep.observe.scores import Score
-from lockstep.runs import shown, tensorboard_command
+from lockstep.runs import shown, tensorboard_command, with_trust
 from lockstep.terminal import counted
 
 logger = logging.getLogger("lockstep")
@@ -43,7 +42,7 @@ def scoring_command(folder: Path, tokenizer: str) -> str:
     return f"sacrebleu {references} -i {hypotheses} -m bleu chrf -tok {tokenizer} -w 2"
 
 
-def report(metrics: Mapping[str, Any], folder: Path, output: Path) -> None:
+def report(metrics: Mapping[str, Any], folder: Path, config: Mapping[str, Any]) -> None:
     """What was reached, where it is, and how to look at it."""
     translated = "signatures" in metrics
     logger.info(
@@ -60,7 +59,7 @@ def report(metrics: Mapping[str, Any], folder: Path, output: Path) -> None:
         logger.info(
             "score it again, lowercased with --lowercase: %s", scoring_command(folder, metrics["bleu_tokenizer"])
         )
-        checkpoint = as_argument("checkpoint", shown(folder))
+        checkpoint = with_trust("checkpoint", folder, config)
         logger.info("translate with it: python scripts/translate.py %s < source.txt > target.txt", checkpoint)
     logger.info("run folder: %s", shown(folder))
-    logger.info("look at it: %s", tensorboard_command(output))
+    logger.info("look at it: %s", tensorboard_command(Path(config["output"])))

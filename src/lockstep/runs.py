@@ -17,7 +17,7 @@ from lockstep.files import read_record, to_append
 from lockstep.terminal import PrintableFormatter
 from lockstep.training.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
 from lockstep.training.saving import same_goal
-from lockstep.trust import refuse_unknown
+from lockstep.trust import is_known, refuse_unknown
 
 logger = logging.getLogger("lockstep")
 
@@ -80,13 +80,19 @@ def shown(path: Path) -> str:
     return min(os.path.relpath(path), str(path), key=len)
 
 
-def how_to_go_on(folder: Path) -> str:
+def how_to_go_on(folder: Path, config: Node) -> str:
     """The command that takes a run up again, or that there is nothing to take up."""
     try:
         newest_checkpoint(folder)
     except CheckpointError:
         return "nothing was saved yet"
-    return f"go on with: python scripts/train.py {as_argument('resume', shown(folder))}"
+    return f"go on with: python scripts/train.py {with_trust('resume', folder, config)}"
+
+
+def with_trust(option: str, path: Path, config: Node) -> str:
+    """The option that opens a run of the user's own; its classes, where they are the user's, are trusted."""
+    known = all(is_known(config.get(node)) for node in NODES)
+    return as_argument(option, shown(path)) + ("" if known else " trust=true")
 
 
 def tensorboard_command(output: Path) -> str:
@@ -181,6 +187,9 @@ def options_of_run(config: Node, told: Collection[str]) -> dict[str, Any]:
                 )
     if "attention" in told:
         options = with_attention(options, options["attention"])
+    if folder is None and "name" not in told and all(is_known(options[node]) for node in ("data", "attention")):
+        # The default is made of choices, which are those of the checkpoint.
+        options["name"] = "-".join(options[node]["_target_"].split(".")[-2] for node in ("data", "attention"))
     if not options["trust"]:
         remedy = "name it on the command line, such as attention=NAME, or say trust=true"
         refuse_unknown(options, [node for node in NODES if node not in told], place, remedy)

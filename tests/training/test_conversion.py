@@ -20,7 +20,7 @@ from lockstep.training.saving import random_state, set_random_state
 
 EQUIVALENT = [name for name in VARIANTS if make_variant(name)(4, 2).canonical]
 
-TOLD = {"arithmetic": "ordered", "trust": False}
+TOLD = {"arithmetic": "ordered", "overwrite": False, "trust": False}
 
 
 def convert_to(checkpoint, attention):
@@ -95,6 +95,7 @@ def test_trained_on_as_another_variant_every_bit_agrees(tmp_path):
         "checkpoint": str(fused / "checkpoints" / "previous.ckpt"),
         "output": str(output),
         "arithmetic": "ordered",
+        "overwrite": False,
         "trust": False,
     }
     convert({**told, "attention": node("per_head")})
@@ -147,13 +148,14 @@ def test_c16_success_is_reported_only_after_the_outputs_agree(trained, monkeypat
     """A layout that swaps two roles has the right shapes, and loads."""
     from lockstep.attention.packed import PackedAttention
 
-    original = PackedAttention.from_canonical
+    back, there = PackedAttention.from_canonical, PackedAttention.to_canonical
 
-    def swapped(self, tensors):
-        exchange = {"query": "key", "key": "query", "value": "value", "output": "output"}
-        return original(self, {f"{exchange[n.split('.')[0]]}.{n.split('.')[1]}": t for n, t in tensors.items()})
+    def exchanged(tensors):
+        roles = {"query": "key", "key": "query", "value": "value", "output": "output"}
+        return {f"{roles[n.split('.')[0]]}.{n.split('.')[1]}": t for n, t in tensors.items()}
 
-    monkeypatch.setattr(PackedAttention, "from_canonical", swapped)
+    monkeypatch.setattr(PackedAttention, "from_canonical", lambda self, tensors: back(self, exchanged(tensors)))
+    monkeypatch.setattr(PackedAttention, "to_canonical", lambda self, tensors: exchanged(there(self, tensors)))
     with pytest.raises(ConfigurationError, match="the converted model differs: its outputs by"):
         convert_to(trained["fused"], node("packed"))
 
@@ -191,6 +193,7 @@ def test_a_converted_file_is_written_whole_or_not_at_all(tmp_path, trained):
     told = {
         "checkpoint": str(tmp_path / "a.ckpt"),
         "arithmetic": "ordered",
+        "overwrite": False,
         "trust": False,
         "attention": node("shared_heads"),
     }
@@ -201,3 +204,15 @@ def test_a_converted_file_is_written_whole_or_not_at_all(tmp_path, trained):
     with pytest.raises(CheckpointError, match="does not exist"):
         convert({**told, "checkpoint": str(tmp_path / "c.ckpt"), "output": str(tmp_path / "b.ckpt")})
     assert [path.name for path in tmp_path.iterdir()] == ["a.ckpt"]
+
+
+def test_a_file_that_exists_is_not_written_over_unasked(trained, tmp_path):
+    kept = tmp_path / "thesis.txt"
+    kept.write_text("mine")
+    told = {**TOLD, "checkpoint": str(tmp_path / "a.ckpt"), "attention": node("packed"), "output": str(kept)}
+    write_checkpoint(trained["fused"], tmp_path / "a.ckpt")
+    with pytest.raises(ConfigurationError, match=r"thesis.txt exists; take another name, or say overwrite=true"):
+        convert(told)
+    assert kept.read_text() == "mine"
+    convert({**told, "overwrite": True})
+    assert read_checkpoint(kept)["global_step"] == trained["fused"]["global_step"]

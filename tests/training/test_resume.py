@@ -39,7 +39,8 @@ def broken_off(folder, step, act=interrupt, error=Interrupted, overrides=OPTIONS
 def go_on(folder, **changes):
     torch.manual_seed(5)  # whatever the new process did before
     elsewhere = {"output": str(folder.parent), "name": "other"}  # for a checkpoint that lies alone
-    return train({**options_of_run({"resume": str(folder), **elsewhere}, []), **changes})
+    told = [] if folder.is_dir() else ["name"]
+    return train({**options_of_run({"resume": str(folder), **elsewhere}, told), **changes})
 
 
 def assert_as_whole(folder, whole):
