@@ -1,5 +1,6 @@
 """TensorBoard, with steps counted as people count them."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ class Board(TensorBoardLogger):
 
     def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
         purge_step = None if resumed_at is None else resumed_at + 1
+        # Event files are read in the order of their names, which tell the second in which they were begun, and within
+        # it order nothing: a session that followed at once could be read before the one that it goes on with.
+        if any(f".{int(time.time()):010d}." in file.name for file in folder.glob("events.out.tfevents.*")):
+            time.sleep(1 - time.time() % 1)
         super().__init__(folder, name="", version="", default_hp_metric=False, purge_step=purge_step)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
