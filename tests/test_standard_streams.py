@@ -253,7 +253,9 @@ def test_c42_standard_output_holds_translations_alone(trained):
     output, errors = process(f"checkpoint={trained}").communicate(b"1 2\n\n3\n")
     assert len(output.decode().splitlines()) == 3
     said, cut, done = errors.decode().splitlines()  # six steps have not taught it to end its lines
-    assert said.startswith("translating ") and cut.startswith("2 of 2 translations are cut") and done.startswith("3 ")
+    assert said.startswith("translating ")
+    assert cut.startswith("2 of 2 translations are cut")
+    assert done.startswith("3 ")
     started = process("checkpoint=nowhere")
     output, errors = started.communicate(b"a\n")
     assert (started.returncode, output, errors) == (65, b"", b"error: checkpoint nowhere does not exist\n")
@@ -269,5 +271,6 @@ def test_a_reader_that_has_enough_ends_it_quietly(trained):
         started.stdin.write(b"1 2 3\n" * 3000)
         started.stdin.close()
         said, *so_far = started.stderr.read().splitlines()
-        assert said.startswith(b"translating ") and all(b"lines so far" in line for line in so_far)
+        assert said.startswith(b"translating ")
+        assert all(b"lines so far" in line for line in so_far)
     assert started.returncode == 0
