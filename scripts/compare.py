@@ -4,13 +4,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.command_line import Command, run
+from lockstep.commands.command_line import Command, run
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
 
 def job(config: dict[str, Any]) -> int:
-    from lockstep.comparison import compare
+    from lockstep.commands.compare import compare
 
     return compare(config, CONF)
 

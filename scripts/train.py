@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.command_line import Command, run
+from lockstep.commands.command_line import Command, run
 
 
 def job(config: dict[str, Any]) -> dict[str, Any]:
-    from lockstep.experiment import train
+    from lockstep.commands.train import train
 
     return train(config)
 

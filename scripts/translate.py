@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.command_line import Command, run
+from lockstep.commands.command_line import Command, run
 
 
 def job(config: dict[str, Any]) -> int:
-    from lockstep.standard_streams import translate
+    from lockstep.commands.translate import translate
 
     translate(config)
     return 0

@@ -4,13 +4,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.command_line import Command, run
+from lockstep.commands.command_line import Command, run
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
 
 def job(config: dict[str, Any]) -> int:
-    from lockstep.certification import certify
+    from lockstep.commands.verify import certify
 
     return certify(config, CONF)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from lockstep.targets import locate
+from lockstep.commands.targets import locate
 
 CONF = Path(__file__).parents[1] / "conf"
-ADAPTER = "lockstep.attention.adapter"  # a user's class, verified when it was saved, may refuse what it cannot do
+ADAPTER = "lockstep.verification.adapter"  # a user's class, verified when it was saved, may refuse what it cannot do
 LISTED = sorted(p.stem for p in (CONF / "attention").glob("*.yaml") if ADAPTER not in p.read_text(encoding="utf-8"))
 # A model and a task small enough for many steps in a test; head_dim stays 32, where bits were measured to agree.
 TINY = [

@@ -4,7 +4,7 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-from lockstep.command_line import Command, run
+from lockstep.commands.command_line import Command, run
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 

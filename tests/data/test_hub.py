@@ -11,10 +11,10 @@ from datasets.arrow_writer import ArrowWriter
 from datasets.splits import SplitDict, SplitInfo
 from huggingface_hub import constants
 
+from lockstep.base.errors import InputError
 from lockstep.data import hub
 from lockstep.data.hub import hub_pairs
 from lockstep.data.multi30k import HUB_NAME, Multi30kTask
-from lockstep.errors import InputError
 
 MULTI30K = Multi30kTask(
     path=None,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.data.module import DataModule
+from lockstep.data.datamodule import DataModule
 from lockstep.data.multi30k import FILES, Multi30kTask
 
 REAL = Path(__file__).parents[3] / "shared" / "multi30k"

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.base.errors import InputError
 from lockstep.data.lines import read_lines
 from lockstep.data.pairs import read_pairs
-from lockstep.errors import InputError
 
 
 @pytest.fixture

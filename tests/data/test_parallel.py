@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from conftest import compose
 
-from lockstep.building import build_data
-from lockstep.configuration import ConfigurationError, TrainOptions, parse
+from lockstep.base.errors import InputError
+from lockstep.commands.building import build_data
+from lockstep.commands.options import ConfigurationError, TrainOptions, parse
+from lockstep.commands.train import train
 from lockstep.data.batching import collate
-from lockstep.data.module import DataModule
+from lockstep.data.datamodule import DataModule
 from lockstep.data.parallel import ParallelTask
 from lockstep.data.tokenization import BOS, EOS, PAD, UNK
-from lockstep.errors import InputError
-from lockstep.experiment import train
 
 OPTIONS = {
     "train": ("train.a", "train.b"),

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from lockstep.base.errors import InputError
 from lockstep.data.tokenization import (
     BOS,
     EOS,
@@ -27,7 +28,6 @@ from lockstep.data.tokenization import (
     tokenizer_from,
     word_tokenizer,
 )
-from lockstep.errors import InputError
 
 CORPUS = ["hug"] * 10 + ["pug"] * 5 + ["pun"] * 12 + ["bun"] * 4 + ["hugs"] * 5
 TOKENIZER = subword_tokenizer(CORPUS, 270)

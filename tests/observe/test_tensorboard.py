@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 from conftest import TINY, compose
 
-from lockstep.experiment import train
-from lockstep.runs import tensorboard_command
+from lockstep.commands.run_folder import tensorboard_command
+from lockstep.commands.train import train
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from conftest import TINY, compose
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lockstep.experiment import train
+from lockstep.commands.train import train
 from lockstep.training.module import TranslationModule
 
 SMALL = [

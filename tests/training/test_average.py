@@ -8,11 +8,10 @@ import torch
 from conftest import compose
 from runs import at_step, config, interrupt, newest, run, same, state
 
-from lockstep import experiment
-from lockstep.configuration import ConfigurationError
-from lockstep.errors import Interrupted
-from lockstep.experiment import train
-from lockstep.runs import options_of_run
+from lockstep.base.errors import Interrupted
+from lockstep.commands.options import ConfigurationError
+from lockstep.commands.run_folder import options_of_run
+from lockstep.commands.train import convert_to, train
 from lockstep.training.module import TranslationModule
 
 AVERAGED = ["average_decay=0.7", "trainer.max_steps=6", "trainer.val_check_interval=4"]
@@ -40,8 +39,8 @@ def test_it_is_the_average_of_all_weights_so_far(tmp_path, monkeypatch):
 
 
 def _module(folder):
-    from lockstep.building import build_data, build_model, build_module
-    from lockstep.configuration import TrainOptions, parse
+    from lockstep.commands.building import build_data, build_model, build_module
+    from lockstep.commands.options import TrainOptions, parse
 
     options = parse(TrainOptions, state(folder)["lockstep"]["config"])
     data = build_data(options)
@@ -70,9 +69,9 @@ def test_it_goes_on_as_if_it_had_never_stopped(tmp_path):
 
 def test_it_is_converted_with_the_weights(tmp_path):
     before = state(run(config(tmp_path, *AVERAGED)))
-    there = experiment.convert_to(before, compose("name=x", "attention=per_head")["attention"], Path("a"))
+    there = convert_to(before, compose("name=x", "attention=per_head")["attention"], Path("a"))
     assert any(name.startswith("average.") and "heads" in name for name in there["state_dict"])
-    assert same(experiment.convert_to(there, before["lockstep"]["config"]["attention"], Path("b")), before)
+    assert same(convert_to(there, before["lockstep"]["config"]["attention"], Path("b")), before)
 
 
 def test_it_is_refused_where_it_would_stand_still(tmp_path):

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from lockstep.errors import CheckpointError
+from lockstep.base.errors import CheckpointError
 from lockstep.training.checkpoints import (
     FORMAT_VERSION,
     LAST,

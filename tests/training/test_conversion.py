@@ -10,11 +10,11 @@ import torch
 from conftest import VARIANTS, compose, make_variant
 from runs import config, newest, points, run, same, state
 
-from lockstep import experiment
-from lockstep.configuration import ConfigurationError
-from lockstep.errors import CheckpointError
-from lockstep.experiment import convert, train
-from lockstep.runs import options_of_run
+from lockstep.base.errors import CheckpointError
+from lockstep.commands import train as train_command
+from lockstep.commands.options import ConfigurationError
+from lockstep.commands.run_folder import options_of_run
+from lockstep.commands.train import convert, train
 from lockstep.training.checkpoints import read_checkpoint, write_checkpoint
 from lockstep.training.saving import random_state, set_random_state
 
@@ -24,7 +24,7 @@ TOLD = {"arithmetic": "ordered", "overwrite": False, "trust": False}
 
 
 def convert_to(checkpoint, attention):
-    return experiment.convert_to(checkpoint, attention, Path("a.ckpt"))
+    return train_command.convert_to(checkpoint, attention, Path("a.ckpt"))
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from conftest import compose
 from runs import config, newest, run, same, state
 
 from lockstep.attention.fused import FusedAttention
-from lockstep.experiment import convert_to, train
+from lockstep.commands.train import convert_to, train
 from lockstep.training.clipping import clip_global_norm
 
 CLIPPED = ["trainer.gradient_clip_val=0.5", "optimizer=adamw", "average_decay=0.9"]

@@ -8,8 +8,8 @@ import time
 import pytest
 from runs import config, newest, points, same, state
 
-from lockstep.experiment import train
-from lockstep.runs import options_of_run
+from lockstep.commands.run_folder import options_of_run
+from lockstep.commands.train import train
 from lockstep.training.checkpoints import newest_checkpoint, read_checkpoint
 
 OPTIONS = ["trainer.max_steps=60", "trainer.val_check_interval=7", "checkpoint_every=3", "model.attention_dropout=0.1"]
@@ -17,7 +17,7 @@ OPTIONS = ["trainer.max_steps=60", "trainer.val_check_interval=7", "checkpoint_e
 
 def start(configuration):
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lockstep.experiment"])
+    context.set_forkserver_preload(["lockstep.commands.train"])
     process = context.Process(target=train, args=(configuration,))
     process.start()
     return process

@@ -13,10 +13,10 @@ from runs import Crash, at_step, config, crash, interrupt, newest, points, run, 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from lockstep.configuration import ConfigurationError
-from lockstep.errors import CheckpointError, Interrupted, NonFiniteError
-from lockstep.experiment import train
-from lockstep.runs import options_of_run
+from lockstep.base.errors import CheckpointError, Interrupted, NonFiniteError
+from lockstep.commands.options import ConfigurationError
+from lockstep.commands.run_folder import options_of_run
+from lockstep.commands.train import train
 from lockstep.training.checkpoints import read_checkpoint, write_checkpoint
 from lockstep.training.module import TranslationModule
 

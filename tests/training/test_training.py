@@ -11,7 +11,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
-from lockstep.experiment import train
+from lockstep.commands.train import train
 from lockstep.observe import progress
 from lockstep.training.checkpoints import FORMAT_VERSION
 from lockstep.training.loss import summed_loss
@@ -94,8 +94,8 @@ def test_c44_accumulation_weighs_tokens_not_batches(tmp_path):
     """Two unequal batches accumulated give the gradient of one batch that holds both."""
     import lightning as L
 
-    from lockstep.building import build_data, build_model, build_module
-    from lockstep.configuration import TrainOptions, parse
+    from lockstep.commands.building import build_data, build_model, build_module
+    from lockstep.commands.options import TrainOptions, parse
     from lockstep.data.batching import Batch
 
     options = parse(TrainOptions, compose(*TINY, "model.dropout=0", "optimizer=sgd", "optimizer.momentum=0"))
@@ -139,8 +139,8 @@ def test_c44_accumulation_weighs_tokens_not_batches(tmp_path):
 def test_c44_evaluation_averages_over_tokens_and_sequences(tmp_path):
     import lightning as L
 
-    from lockstep.building import build_data, build_model, build_module
-    from lockstep.configuration import TrainOptions, parse
+    from lockstep.commands.building import build_data, build_model, build_module
+    from lockstep.commands.options import TrainOptions, parse
     from lockstep.data.tokenization import PAD
 
     options = parse(TrainOptions, compose(*TINY, "data.test_size=173", "batch_tokens=100"))

@@ -13,16 +13,16 @@ from conftest import compose
 from runs import newest, points, run, send, state
 from training.translating import TINY, config
 
-from lockstep.building import build_data, build_model, build_module
-from lockstep.configuration import TrainOptions, parse
+from lockstep.base.errors import Interrupted
+from lockstep.commands.building import build_data, build_model, build_module
+from lockstep.commands.options import TrainOptions, parse
+from lockstep.commands.run_folder import options_of_run
+from lockstep.commands.train import train
+from lockstep.commands.translator import Translator
 from lockstep.data.batching import collate
 from lockstep.data.tokenization import PAD
-from lockstep.errors import Interrupted
-from lockstep.experiment import train
 from lockstep.observe import scores, segmentation
 from lockstep.observe.scores import Score, score
-from lockstep.runs import options_of_run
-from lockstep.translation import Translator
 
 OPTIONS = ["trainer.max_steps=70", "trainer.val_check_interval=10", "average_decay=0.8", "search.beam_size=3"]
 
@@ -142,7 +142,7 @@ def test_chinese_is_scored_by_its_own_words(tmp_path):
 
 
 def test_a_tokenizer_that_is_not_installed_is_refused_before_any_work(tmp_path, monkeypatch):
-    from lockstep.configuration import ConfigurationError
+    from lockstep.commands.options import ConfigurationError
 
     monkeypatch.setattr(segmentation, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"scores\.tokenizer=ja-mecab needs pip install 'sacrebleu\[ja\]'"):
@@ -228,7 +228,7 @@ def test_weights_of_another_layout_are_judged_as_well(tmp_path, whole):
 
 def test_two_vocabularies_of_one_size_share_no_embedding(tmp_path):
     """On any corpus that fills both: sizes alone would not tell."""
-    from lockstep.configuration import ConfigurationError
+    from lockstep.commands.options import ConfigurationError
 
     with pytest.raises(ConfigurationError, match=r"option model\.tied_embeddings=all .* model\.tied_embeddings=output"):
         train(config(tmp_path, "data.joint_vocabulary=false", "data.vocabulary_size=270"))
@@ -239,7 +239,7 @@ def test_two_vocabularies_of_one_size_share_no_embedding(tmp_path):
 
 
 def test_an_impossible_search_is_refused_before_any_work(tmp_path):
-    from lockstep.configuration import ConfigurationError
+    from lockstep.commands.options import ConfigurationError
 
     with pytest.raises(ConfigurationError, match=r"option search\.n_best=2 is more than"):
         train(config(tmp_path, "search.beam_size=1", "search.n_best=2"))

@@ -15,8 +15,8 @@ from training.runs import run
 from training.translating import config
 from transformers import MarianConfig, MarianMTModel
 
+from lockstep.commands.trained_model import load_trained
 from lockstep.data.tokenization import BOS, EOS, PAD, UNK
-from lockstep.trained import load_trained
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import canonical_weights
 from lockstep.transformer.decoding import next_token

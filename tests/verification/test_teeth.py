@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import lockstep
-from lockstep.attention.foreign import load_class
-from lockstep.verification import checks, verdict
+from lockstep.verification import checks, judge
+from lockstep.verification.foreign import load_class
 
 # The class with the fewest situations: x alone, always causal.
 GPT = f"{Path(__file__).parent}/foreign/gpt.py:CausalSelfAttention"
@@ -24,7 +24,7 @@ def test_mutants_that_survive_void_the_certificate(monkeypatch: pytest.MonkeyPat
     """With a limit that passes everything no mutant is caught, whatever becomes of the spoiled module."""
     monkeypatch.setattr(checks, "FLOAT64", 1e9)
     monkeypatch.setattr(checks, "_single_precision", lambda subject, asked: checks.Check("blunt", 0.0, 1e-5))
-    monkeypatch.setattr(verdict, "blunt_checks", lambda subject, asked: [])
+    monkeypatch.setattr(judge, "blunt_checks", lambda subject, asked: [])
     certificate = lockstep.verify(GPT)
     assert certificate.verdict == "could not tell"
     assert "scale" in certificate.findings[0].sentence

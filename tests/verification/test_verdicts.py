@@ -15,7 +15,7 @@ from torch import nn
 
 import lockstep
 from lockstep.attention.contract import MultiHeadAttention
-from lockstep.verification import user_code, verdict
+from lockstep.verification import judge, user_code
 
 FOREIGN = Path(__file__).parent / "foreign"
 SIX = [
@@ -46,7 +46,7 @@ def odd() -> ModuleType:
     return module
 
 
-def codes(certificate: verdict.Certificate) -> set[str]:
+def codes(certificate: judge.Certificate) -> set[str]:
     return {finding.code for finding in certificate.findings}
 
 

@@ -16,10 +16,10 @@ from omegaconf import OmegaConf
 from torch import nn
 
 import lockstep
-from lockstep import certification
-from lockstep.attention import adapter, foreign
-from lockstep.command_line import run
-from lockstep.errors import InputError
+from lockstep.base.errors import InputError
+from lockstep.commands import verify as verify_command
+from lockstep.commands.command_line import run
+from lockstep.verification import adapter, foreign
 from lockstep.verification.certificate import Certificate
 
 HERE = Path(__file__).parent
@@ -175,17 +175,17 @@ def test_a_path_is_taken_as_it_stands(folder: Path, command: Command) -> None:
 def test_only_an_equivalent_class_is_saved_and_once(
     folder: Path, command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certification, "verify", lambda target, *_: replace(equivalent(), target=target))
+    monkeypatch.setattr(verify_command, "verify", lambda target, *_: replace(equivalent(), target=target))
     saved = folder / "conf" / "attention" / "mine.yaml"
     assert command(["target=mine.py:MultiHeadAttention", "save=mine", "output=null"]) == 0
     assert "Train it with: python scripts/train.py attention=mine" in capsys.readouterr().out
     before = saved.read_text()
-    assert "lockstep.attention.adapter.ForeignAttention" in before
+    assert "lockstep.verification.adapter.ForeignAttention" in before
     assert command(["target=child.py:Child", "save=mine", "output=null"]) == 64
     assert saved.read_text() == before
     assert command(["target=child.py:Child", "save=mine", "output=null", "overwrite=true"]) == 0
     assert "child.py:Child" in saved.read_text()
-    monkeypatch.setattr(certification, "verify", lambda *_: Certificate("mine.py:M", verdict="different"))
+    monkeypatch.setattr(verify_command, "verify", lambda *_: Certificate("mine.py:M", verdict="different"))
     assert command(["target=mine.py:MultiHeadAttention", "save=wrong", "output=null"]) == 1
     assert not saved.with_name("wrong.yaml").exists()
     assert (
@@ -292,7 +292,7 @@ def test_what_is_imported_for_a_target_is_no_library_to_others(folder: Path) -> 
 
 def test_verifying_imports_neither_lightning_nor_datasets() -> None:
     code = (
-        "import sys, lockstep.certification, lockstep.composition\n"
+        "import sys, lockstep.commands.verify, lockstep.commands.composition\n"
         "assert not {'lightning', 'datasets', 'pandas', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from lockstep.base.terminal import counted
 from lockstep.data.tokenization import PAD
-from lockstep.terminal import counted
 
 
 class Batch(NamedTuple):

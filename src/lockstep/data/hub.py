@@ -10,8 +10,8 @@ import datasets
 from datasets import Dataset, DatasetDict
 from huggingface_hub import constants, get_session
 
+from lockstep.base.errors import InputError
 from lockstep.data.pairs import Columns, one_line, without_empty
-from lockstep.errors import InputError
 
 PATIENCE = 8.0  # seconds; a name server that does not answer takes longer than any timeout of a connection
 

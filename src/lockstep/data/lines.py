@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
-from lockstep.errors import InputError
+from lockstep.base.errors import InputError
 
 LONGEST = 2**20  # bytes of a line: what is longer is no sentence, and costs minutes to encode
 RATIO, UNSUSPECTED = 100, 10 * LONGEST  # characters in a .gz to a byte of it; what never matters

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from datasets import Dataset, concatenate_datasets
 
+from lockstep.base.errors import InputError
+from lockstep.base.terminal import counted
 from lockstep.data.lines import read_lines
-from lockstep.errors import InputError
-from lockstep.terminal import counted
 
 Files = str | tuple[str, str]
 Columns = tuple[str, str]

@@ -18,11 +18,11 @@ from annotated_types import Ge, Le
 from datasets import DatasetDict
 from numpy.typing import NDArray
 
+from lockstep.base.files import plain_file, whole_file
 from lockstep.data import tokenization
 from lockstep.data.encoded import Encoded, Pairs
 from lockstep.data.tokenization import Tokenizers, encode, subword_tokenizers, tokenizer_from
 from lockstep.data.tokenization import texts as texts_of
-from lockstep.files import plain_file, whole_file
 
 Arrays = dict[str, NDArray[np.generic]]
 SIDES = ("source", "target")

@@ -18,8 +18,8 @@ from tokenizers.pre_tokenizers import Sequence as InTurn
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
+from lockstep.base.errors import InputError
 from lockstep.data.encoded import Encoded
-from lockstep.errors import InputError
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS, UNK = range(4)

@@ -23,8 +23,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from lockstep.attention import MultiHeadAttention
+from lockstep.base.terminal import printable
 from lockstep.data.batching import Batch
-from lockstep.terminal import printable
 from lockstep.transformer import Transformer
 
 logger = logging.getLogger("lockstep")

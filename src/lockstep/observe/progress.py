@@ -8,9 +8,9 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import RichProgressBar
 
+from lockstep.base.terminal import printable
 from lockstep.data.batching import Batch
 from lockstep.data.tokenization import Tokenizers, to_line
-from lockstep.terminal import printable
 from lockstep.training.module import TranslationModule
 
 logger = logging.getLogger("lockstep")

@@ -22,8 +22,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from torch import Tensor
 from typing_extensions import TypeAliasType, TypedDict
 
-from lockstep.errors import CheckpointError
-from lockstep.files import whole_file
+from lockstep.base.errors import CheckpointError
+from lockstep.base.files import whole_file
 
 FORMAT_VERSION = 3
 # Newest first; each is whole at any time, also while the next is being written.
@@ -54,7 +54,7 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path, *, follow: bool 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint of this project to the CPU; no code in the file is run, and no more is taken than it holds.
 
-    What it says is plain data of the right kinds, and may still be anybody's: see :mod:`lockstep.trust`.
+    What it says is plain data of the right kinds, and may still be anybody's: see :mod:`lockstep.commands.trust`.
 
     Raises:
         CheckpointError: missing, empty, incomplete, damaged, foreign, or of another format version.

@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from lockstep.base.errors import NonFiniteError
 from lockstep.data.batching import Batch
 from lockstep.data.tokenization import BOS, EOS, NEVER, PAD
-from lockstep.errors import NonFiniteError
 from lockstep.training.clipping import clip_global_norm
 from lockstep.training.loss import summed_loss, training_loss
 from lockstep.transformer import Transformer

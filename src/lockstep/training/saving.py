@@ -16,8 +16,8 @@ import lightning as L
 import numpy as np
 import torch
 
-from lockstep.errors import Interrupted
-from lockstep.terminal import counted
+from lockstep.base.errors import Interrupted
+from lockstep.base.terminal import counted
 from lockstep.training.checkpoints import BEST, FORMAT_VERSION, LAST, PREVIOUS, Checkpoint
 from lockstep.training.signals import Signals
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import lightning as L
 
-from lockstep.errors import Interrupted
+from lockstep.base.errors import Interrupted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.attention.contract import INPUT_ROLES
-from lockstep.attention.conventions import MASK_SHAPES, MEANINGS, Conventions, MaskForm
 from lockstep.verification.construction import Sizes, signature
+from lockstep.verification.conventions import MASK_SHAPES, MEANINGS, Conventions, MaskForm
 from lockstep.verification.user_code import CannotTell, UserCodeError, user_code
 
 _ROLES = {

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.attention.conventions import Conventions
-from lockstep.attention.foreign import portable
 from lockstep.attention.layout import Layout
-from lockstep.files import write_whole
+from lockstep.base.files import write_whole
 from lockstep.verification.checks import Check
+from lockstep.verification.conventions import Conventions
+from lockstep.verification.foreign import portable
 
-ADAPTED = "_target_: lockstep.attention.adapter.ForeignAttention"
+ADAPTED = "adapter.ForeignAttention"  # what a saved class builds, wherever this has lain
 """What tells a configuration that was written here."""
 EXIT_STATUS = {"equivalent": 0, "different": 1, "could not tell": 2}
 
@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass
 class Certificate:
-    """What :func:`~lockstep.verification.verdict.verify` found out.
+    """What :func:`~lockstep.verification.judge.verify` found out.
 
     Args:
         target: what was verified.
@@ -94,7 +94,7 @@ class Certificate:
         target, folder = portable(self.target, Path(self.folder))
         lines = [
             "# Written by scripts/verify.py: how the class is constructed and called, and where it keeps its weights.",
-            ADAPTED,
+            f"_target_: lockstep.verification.{ADAPTED}",
             f"target: {_quoted(target)}",
             *([] if folder is None else [f"folder: {_quoted(folder)}  # within this project, or absolute"]),
             f"arguments: {json.dumps(self.arguments)}",

@@ -10,8 +10,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from lockstep.verification.candidate import Inputs, Situation, Subject
 from lockstep.verification.construction import WithoutDropout
-from lockstep.verification.subject import Inputs, Situation, Subject
 from lockstep.verification.user_code import UserCodeError
 
 FLOAT64, FLOAT32 = 1e-10, 1e-5

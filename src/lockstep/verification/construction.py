@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from lockstep.attention.foreign import Settings, resolve
+from lockstep.verification.foreign import Settings, resolve
 from lockstep.verification.user_code import CannotTell
 
 _NAMES = {

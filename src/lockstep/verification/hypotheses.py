@@ -8,7 +8,7 @@ from lockstep.attention.contract import INPUT_ROLES
 from lockstep.attention.layout import Layout
 from lockstep.verification.construction import Sizes
 from lockstep.verification.formula import Fault, Formula, Norm, plain_norm
-from lockstep.verification.weights import Cell, layouts
+from lockstep.verification.weight_search import Cell, layouts
 
 AGREES = 1e-6
 """Relative error below which a hypothesis is taken: far above rounding, far below the wrong hypotheses' distance."""

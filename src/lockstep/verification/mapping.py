@@ -11,12 +11,12 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from lockstep.attention.conventions import Conventions, MaskForm
 from lockstep.verification.construction import Sizes
+from lockstep.verification.conventions import Conventions, MaskForm
 from lockstep.verification.formula import FAULTS, Fault, Norm, evaluate, plain_norm
 from lockstep.verification.hypotheses import Hypothesis, agree, has_scores_fault, stored_alike, tied
 from lockstep.verification.user_code import UserCodeError, user_code
-from lockstep.verification.weights import Cell, Groups, bijective, cells, norms, redraw
+from lockstep.verification.weight_search import Cell, Groups, bijective, cells, norms, redraw
 
 
 class Unexplained(Exception):

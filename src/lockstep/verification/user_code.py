@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from lockstep.attention.foreign import NoSuchTarget
-from lockstep.errors import InputError
+from lockstep.base.errors import InputError
+from lockstep.verification.foreign import NoSuchTarget
 
 TIME_LIMIT = 10.0
 """Seconds for one call of the user's code."""

@@ -1,0 +1,1 @@
+"""What every room stands on: errors, whole files, the terminal, hints; imports no room."""

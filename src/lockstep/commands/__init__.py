@@ -1,0 +1,1 @@
+"""What each script runs, its options, and the run folder."""

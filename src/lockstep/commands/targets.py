@@ -1,0 +1,60 @@
+"""What a configuration's ``_target_`` names."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from lockstep.attention import MultiHeadAttention
+from lockstep.base.errors import ConfigurationError
+from lockstep.base.hints import nearest
+from lockstep.commands.options import Node
+
+
+def locate(node: Node, path: str) -> Callable[..., Any]:
+    """The class or function that a node's ``_target_`` names.
+
+    Raises:
+        ConfigurationError: there is no such name. What goes wrong inside an imported file is raised as it is.
+    """
+    target = node.get("_target_") if isinstance(node, Mapping) else None
+    if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or "." not in target:
+        raise ConfigurationError(f"option {path}._target_ must be a dotted name of a class, got {target!r}")
+    module_name, _, name = target.rpartition(".")
+    try:
+        module = _imported(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise  # the file was found; something it imports was not
+        raise ConfigurationError(
+            f"option {path}._target_={target}: no module named {error.name}, neither installed nor here"
+        ) from None
+    if not hasattr(module, name):
+        classes = [
+            n for n, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name
+        ]
+        raise ConfigurationError(f"option {path}._target_={target}: no {name} in {module_name}{nearest(name, classes)}")
+    return getattr(module, name)
+
+
+def _imported(name: str) -> ModuleType:
+    """A module of the libraries, or where they have none, of the working folder."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if os.getcwd() in sys.path or error.name != name.partition(".")[0]:
+            raise
+    sys.path.append(os.getcwd())
+    return importlib.import_module(name)
+
+
+def attention_class(node: Any, path: str) -> type[MultiHeadAttention]:
+    """The attention that a node names."""
+    cls = locate(node, path)
+    if not (isinstance(cls, type) and issubclass(cls, MultiHeadAttention)):
+        raise ConfigurationError(
+            f"option {path}._target_={node['_target_']} is not a lockstep.attention.MultiHeadAttention"
+        )
+    return cls

@@ -1,0 +1,211 @@
+"""Fourth stage: which masks the class takes, in which form, and whether they do what a mask should."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from lockstep.verification.calling import CAUSAL_ARGUMENTS, mask_arguments
+from lockstep.verification.candidate import Inputs, Situation, Subject
+from lockstep.verification.construction import signature
+from lockstep.verification.conventions import MASK_SHAPES, MEANINGS, MaskForm
+from lockstep.verification.formula import FAULTS, Fault, Formula, evaluate
+from lockstep.verification.hypotheses import Hypothesis, agree
+from lockstep.verification.user_code import CannotTell, UserCodeError
+
+
+@dataclass
+class MaskFindings:
+    """The forms accepted, the causal switch, what is wrong, what is worth saying and what cannot be decided."""
+
+    forms: list[MaskForm] = field(default_factory=list)
+    causal_argument: str | None = None
+    faults: list[Fault] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    undecided: str | None = None
+
+
+class _Answers:
+    """What a subject answers to masks, beside the formula found so far."""
+
+    def __init__(self, subject: Subject, found: Hypothesis) -> None:
+        self.subject, self.found = subject, found
+        self.weights = found.weights(subject.module, subject.sizes)
+
+    def ask(self, situation: Situation) -> tuple[Inputs, Tensor | None]:
+        inputs = self.subject.draw(situation, seed=1)
+        try:
+            with torch.no_grad():
+                return inputs, self.subject.call(inputs, situation)
+        except (UserCodeError, ValueError):
+            return inputs, None
+
+    def matches(self, formula: Formula, inputs: Inputs, out: Tensor) -> bool:
+        if not formula.fits(inputs.query.size(1), inputs.key.size(1)):
+            return False
+        expected, rows = evaluate(
+            formula, self.weights, inputs.query, inputs.key, inputs.value, inputs.visible, self.found.norm
+        )
+        return agree(out, expected, rows)
+
+    def ignores(self, form: MaskForm) -> bool:
+        inputs, out = self.ask(_masked(form))
+        return out is not None and self.matches(replace(self.found.formula, mask="ignored"), inputs, out)
+
+    def right(self, situation: Situation) -> bool | None:
+        """Whether the answer is the formula's; None where the class refuses the question."""
+        inputs, out = self.ask(situation)
+        formula = self.found.formula
+        if situation.is_causal:
+            formula = replace(formula, causal="lower_right")
+        return None if out is None else self.matches(formula, inputs, out)
+
+
+def find_masks(
+    subject: Subject, found: Hypothesis, meaning: str | None, shape: str | None, cross: bool
+) -> MaskFindings:
+    """Try every form of mask on every mask argument, and name what is wrong where none works.
+
+    Args:
+        subject: the module, its mapping and conventions found.
+        found: the formula that explains it without masks.
+        meaning: the meaning that the user states, see :class:`MaskForm`.
+        shape: the shape that the user states.
+        cross: the class takes keys of another length than the queries.
+
+    Raises:
+        CannotTell: no form of mask is accepted.
+    """
+    answers, findings = _Answers(subject, found), MaskFindings()
+    for argument in mask_arguments(subject.module):
+        forms = [
+            MaskForm(argument, one, other)
+            for one in ((meaning,) if meaning else MEANINGS)
+            for other in ((shape,) if shape else MASK_SHAPES)
+        ]
+        verdicts = {form: answers.right(_masked(form)) for form in forms}
+        accepted = [form for form, right in verdicts.items() if right]
+        refused = all(right is None for right in verdicts.values())
+        if accepted:
+            ignored = [form for form, right in verdicts.items() if right is False and answers.ignores(form)]
+            findings.remarks += [f"a mask is ignored where it is {form}" for form in ignored]
+            _judge(answers, argument, accepted, cross, findings, stated=meaning is not None)
+        elif refused and (meaning or shape or not _optional(subject, argument)):
+            raise CannotTell(
+                f"{argument!r} accepts no mask of the forms tried; "
+                "settle it with conventions.mask=... and conventions.mask_shape=..."
+            )
+        elif refused:
+            findings.remarks.append(f"{argument!r} accepts no mask of any known form: it was left alone")
+        else:
+            running = [form for form, right in verdicts.items() if right is False]
+            findings.faults.append(_diagnose(answers, argument, running, cross=False))
+    findings.causal_argument = _causal_argument(answers, cross, findings)
+    return findings
+
+
+def _masked(form: MaskForm, cross: bool = False) -> Situation:
+    return Situation("mask", 5, 11, same=False, forms=(form,)) if cross else Situation("mask", 7, 7, forms=(form,))
+
+
+def _optional(subject: Subject, argument: str) -> bool:
+    parameter = signature(type(subject.module), "forward")[argument]
+    return parameter.default is not parameter.empty
+
+
+def _judge(
+    answers: _Answers, argument: str, accepted: list[MaskForm], cross: bool, findings: MaskFindings, stated: bool
+) -> None:
+    """Forms that are right in self-attention: what they say of the argument, and whether they are right across."""
+    meanings = {form.meaning for form in accepted}
+    if "one_blocks" in meanings:  # whatever is not zero hides, -inf by accident
+        meanings.discard("additive")
+        accepted = [form for form in accepted if form.meaning in meanings]
+    if {"zero_blocks", "one_blocks"} <= meanings:
+        shapes = ", ".join(form.shape for form in accepted if form.meaning == "one_blocks")
+        sentence = f"ones in {argument!r} hide where it has the shape {shapes}, and show where it has another"
+        findings.faults.append(Fault("mask_inverted", sentence, (), "mask"))
+    ones_hide = meanings <= {"one_blocks", "true_blocks"}
+    if ones_hide and "one_blocks" in meanings and not stated and "key_padding" not in argument:
+        findings.undecided = (
+            f"the mask looks inverted: ones in {argument!r} hide, zeros show, the opposite of the usual mask of ones "
+            "and zeros. If that is meant, say conventions.mask=one_blocks; if not, this is the fault"
+        )
+    if ones_hide:
+        findings.remarks.append(f"in {argument!r} True hides, the opposite of scaled_dot_product_attention")
+    if meanings == {"additive"}:
+        findings.remarks.append(
+            f"{argument!r} is added to the scores (0 shows, -inf hides): ones and zeros would hide nothing. "
+            "If ones and zeros are meant, say conventions.mask=zero_blocks"
+        )
+    if cross:
+        across = {form: answers.right(_masked(form, cross=True)) for form in accepted}
+        wrong = [form for form, right in across.items() if right is False]
+        if wrong:
+            findings.faults.append(_diagnose(answers, argument, wrong, cross=True))
+        accepted = [form for form, right in across.items() if right] or accepted
+    findings.forms += _most_general(accepted)
+
+
+def _most_general(accepted: list[MaskForm]) -> list[MaskForm]:
+    """Every shape in the first meaning, every meaning in one shape; those with more axes first."""
+    accepted = sorted(accepted, key=lambda form: -sum(axis in form.shape for axis in "bhqk"))
+    chosen = {form.meaning: form for form in reversed(accepted)} | {form.shape: form for form in reversed(accepted)}
+    return [form for form in accepted if form in chosen.values()]
+
+
+def _diagnose(answers: _Answers, argument: str, running: list[MaskForm], cross: bool) -> Fault:
+    """The fault of this argument that explains the answers to the forms that the class does not refuse."""
+    asked = {form: answers.ask(_masked(form, cross)) for form in running}
+
+    def explains(fault: Fault, form: MaskForm) -> bool:
+        inputs, out = asked[form]
+        return out is not None and answers.matches(fault.applied_to(answers.found.formula), inputs, out)
+
+    faults = {f.code: replace(f, sentence=f"{f.sentence} ({argument!r})") for f in FAULTS if f.stage == "mask"}
+    ignored = faults["mask_ignored_across" if cross else "mask_ignored"]
+    if all(explains(ignored, form) for form in running):
+        return ignored
+    # A meaning is another's inversion, and to add a mask of -inf is no fault.
+    usual = [form for form in running if form.meaning in ("zero_blocks", "true_attends")]
+    for code, forms in (("mask_inverted", usual), ("mask_added", usual), ("mask_tiled", running)):
+        if any(explains(faults[code], form) for form in forms):
+            return faults[code]
+    return _unknown(argument)
+
+
+def _unknown(argument: str) -> Fault:
+    return Fault("unknown", f"of an unknown difference, first seen when {argument!r} is given a mask", (), "mask")
+
+
+def _causal_argument(answers: _Answers, cross: bool, findings: MaskFindings) -> str | None:
+    """The argument that switches causality on, if there is one that works alone."""
+    if answers.found.formula.causal != "none":
+        return None
+    for name in signature(type(answers.subject.module), "forward"):
+        if name.lower() not in CAUSAL_ARGUMENTS:
+            continue
+        conventions = answers.subject.conventions
+        answers.subject.conventions = replace(conventions, causal_argument=name)
+        try:
+            for situation in (
+                Situation("causal", 7, 7, is_causal=True),
+                Situation("causal", 5, 11, False, is_causal=True),
+            ):
+                if situation.T_q != situation.T_k and not cross:
+                    continue
+                inputs, out = answers.ask(situation)
+                if out is None:
+                    return None
+                formula = answers.found.formula
+                if answers.matches(replace(formula, causal="lower_right"), inputs, out):
+                    continue
+                named = [
+                    f for f in FAULTS if "causal" in f.needs and answers.matches(f.applied_to(formula), inputs, out)
+                ]
+                findings.faults.append(named[0] if named else _unknown(name))
+                return name
+        finally:
+            answers.subject.conventions = conventions
+        return name
+    return None
