@@ -47,6 +47,30 @@ class NotCausal(FusedAttention):
         return super().forward(query, key, value, mask)
 
 
+class IgnoresMask(FusedAttention):
+    def forward(self, query, key, value, mask=None, is_causal=False):
+        return super().forward(query, key, value, None, is_causal)
+
+
+class InvertsMask(FusedAttention):
+    def forward(self, query, key, value, mask=None, is_causal=False):
+        return super().forward(query, key, value, mask if mask is None else ~mask, is_causal)
+
+
+class IgnoresCausality(FusedAttention):
+    def forward(self, query, key, value, mask=None, is_causal=False):
+        return super().forward(query, key, value, mask)
+
+
+class AveragesWeights(FusedAttention):
+    def attention_weights(self, *inputs, **options):
+        return super().attention_weights(*inputs, **options).mean(1)
+
+
+class HasNoWeights(FusedAttention):
+    attention_weights = None
+
+
 class Gated(FusedAttention):
     canonical = False
 
@@ -209,6 +233,14 @@ def test_other_ideas_serve(cls):
         (NoMask, r"under a padding mask \(B, 1, 1, T_k\) it fails: TypeError"),
         (MaskOfPairs, r"under a padding mask .*test_trial.py, line \d+: RuntimeError: mask is"),
         (NotCausal, r"with is_causal=True it fails: .*test_trial.py, line \d+: AssertionError"),
+        (
+            IgnoresMask,
+            r"under a padding mask .* depends on keys that are hidden: it ignores its mask, .* or inverts it",
+        ),
+        (InvertsMask, r"under a padding mask .* depends on keys that are hidden"),
+        (IgnoresCausality, "with is_causal=True its answer depends on keys that are hidden: it ignores is_causal"),
+        (AveragesWeights, r"attention_weights, for pictures, are shape \(2, 5, 5\), not of .* \(2, 3, 5, 5\)"),
+        (HasNoWeights, "attention_weights, for pictures, fail: TypeError"),
         (Gated, r"weight of shape \(24, 24\) which is none of its parameters"),
         (InDict, r"weight of shape \(24, 24\) which is none of its parameters"),
         (PlainTensor, r"weight of shape \(24,\) which is none of its parameters"),

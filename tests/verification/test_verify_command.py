@@ -61,6 +61,7 @@ def test_from_the_users_folder_in_a_process_of_its_own(folder: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("EQUIVALENT: child.py:Child")
+    assert f"Written: {folder / 'certificate.json'}" in done.stdout
     assert done.stderr == ""
     written = {path.name for path in folder.iterdir()} - {"__pycache__"}
     assert written == {"mine.py", "child.py", "certificate.json"}
@@ -93,6 +94,8 @@ def test_exit_status(folder: Path, command: Command, words: list[str], status: i
         ("target=mine.py:MultiHeadAttn", 64, "it has MultiHeadAttention"),
         ("target=mine.py", 64, "it has MultiHeadAttention: python scripts/verify.py target=mine.py:MultiHeadAttention"),
         ("target=mine.py:F", 64, "F in mine.py is no torch.nn.Module"),
+        ("target=mine.py::MultiHeadAttention", 64, "write target=mine.py:MultiHeadAttention"),
+        ("target=mine.py:MultiHeadAttention arguments.x=1", 64, "it has d_model, num_heads, dropout"),
         ("target=mine", 64, "write file.py:Class"),
         ("attention=fusde", 64, "did you mean attention=fused?"),
         ("target=mine.py:MultiHeadAttention attention=fused", 64, "either target="),
@@ -185,6 +188,16 @@ def test_only_an_equivalent_class_is_saved_and_once(
     assert saved.read_text() == before
     assert command(["target=child.py:Child", "save=mine", "output=null", "overwrite=true"]) == 0
     assert "child.py:Child" in saved.read_text()
+    called = equivalent().conventions
+    assert called is not None
+    for inputs, masks, problem in (
+        ({"x": "query"}, called.masks, "attends only to itself"),
+        (called.inputs, (), "takes no mask"),
+    ):
+        found = replace(equivalent(), conventions=replace(called, inputs=inputs, masks=masks))
+        monkeypatch.setattr(verify_command, "verify", lambda target, *_, found=found: replace(found, target=target))
+        assert command(["target=child.py:Child", "save=mine", "output=null", "overwrite=true"]) == 0
+        assert f"It {problem}, so it cannot be trained here." in capsys.readouterr().out
     monkeypatch.setattr(verify_command, "verify", lambda *_: Certificate("mine.py:M", verdict="different"))
     assert command(["target=mine.py:MultiHeadAttention", "save=wrong", "output=null"]) == 1
     assert not saved.with_name("wrong.yaml").exists()

@@ -78,7 +78,8 @@ def log_file(folder: Path, name: str = "train.log") -> Iterator[None]:
 
 def shown(path: Path) -> str:
     """A path as short as can be from where the user stands."""
-    return min(os.path.relpath(path), str(path), key=len)
+    # From / a relative path is as short without its slash, and looks like another.
+    return min(str(path), os.path.relpath(path), key=lambda text: len(text.lstrip("/")))
 
 
 def how_to_go_on(folder: Path, config: Node) -> str:

@@ -1,8 +1,10 @@
 """The composition root: from a configuration to a trained model and its run folder."""
 
 import logging
+import re
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     config = {**with_absolute_paths(config), "resume": None, "trust": False}
     resumed = None if options.resume is None else resume(Path(options.resume), config)
     if resumed is not None:
+        resumed = replace(resumed, checkpoint=_where_it_lies_now(resumed.checkpoint, config["attention"]))
         converts = resumed.config["attention"] != config["attention"]
         if complete := resumed.results(options):
             if converts:
@@ -87,7 +90,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
             logger.info("already complete: %s, %s", shown(resumed.path), resumed.end(options))
             return complete
         if converts:
-            _judge_conversion(resumed.checkpoint, resumed.path, options.trust)
+            _judge_conversion(resumed.checkpoint, config["attention"], resumed.path, options.trust)
         check_weights(resumed.checkpoint, resumed.path)
 
     check_scores(options)
@@ -182,13 +185,15 @@ def _continued(resumed: Resumed, config: Node, data: DataModule, trust: bool) ->
             f"checkpoint {shown(resumed.path)} belongs to another vocabulary than the one made here: its token ids "
             "mean other texts. The data, or the tokenizers library, has changed since"
         )
-    if resumed.config["attention"] != config["attention"]:
+    checkpoint = _in_attention(resumed.checkpoint, config["attention"], resumed.path, trust)
+    if checkpoint is not resumed.checkpoint:
         logger.info("converted %s to %s", shown(resumed.path), config["attention"]["_target_"])
-    return _in_attention(resumed.checkpoint, config["attention"], resumed.path, trust)
+    return checkpoint
 
 
 def _in_attention(checkpoint: Checkpoint, attention: Node, path: Path, trust: bool) -> Checkpoint:
     """The checkpoint as it is, or converted where it is of another attention."""
+    checkpoint = _where_it_lies_now(checkpoint, attention)
     same = saved_config(checkpoint).get("attention") == attention
     return checkpoint if same else convert_to(checkpoint, attention, path, trust)
 
@@ -210,9 +215,22 @@ def _load_best(module: TranslationModule, folder: Path, config: Node, trust: boo
     return int(best["global_step"])
 
 
-def _judge_conversion(checkpoint: Checkpoint, path: Path, trust: bool) -> None:
+def _where_it_lies_now(checkpoint: Checkpoint, attention: Node) -> Checkpoint:
+    """The checkpoint, naming its verified class as the user does where no more than the place of its file differs."""
+
+    def wherever(node: Node) -> Node:
+        return {**node, "target": re.split("[:.]", str(node.get("target")))[-1], "folder": None}
+
+    config = saved_config(checkpoint)
+    stored = config.get("attention")
+    if not isinstance(stored, Mapping) or stored == attention or wherever(stored) != wherever(attention):
+        return checkpoint
+    return {**checkpoint, "lockstep": {**checkpoint["lockstep"], "config": {**config, "attention": attention}}}
+
+
+def _judge_conversion(checkpoint: Checkpoint, attention: Node, path: Path, trust: bool) -> None:
     """A conversion makes both models: the new attention is the user's word, the stored one is not."""
-    if not trust:
+    if not trust and saved_config(checkpoint).get("attention") != attention:
         remedy = "say trust=true: a conversion runs both attentions"
         refuse_unknown(saved_config(checkpoint), ["attention"], f"checkpoint {shown(path)}", remedy)
 
@@ -230,7 +248,8 @@ def convert_to(checkpoint: Checkpoint, attention: Node, path: Path, trust: bool 
         CheckpointError: its attention is not known, or it is not what its configuration says.
         ConfigurationError: there is no way between the two, or the optimiser's state cannot move.
     """
-    _judge_conversion(checkpoint, path, trust)
+    checkpoint = _where_it_lies_now(checkpoint, attention)
+    _judge_conversion(checkpoint, attention, path, trust)
     old = described_model(checkpoint, path)
     config = with_attention(saved_config(checkpoint), attention)
     sizes = (part.num_embeddings for part in (old.source_embedding, old.target_embedding))

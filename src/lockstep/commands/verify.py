@@ -12,10 +12,10 @@ from lockstep.base.errors import ConfigurationError
 from lockstep.base.files import write_whole
 from lockstep.base.terminal import say
 from lockstep.commands.options import parse
-from lockstep.verification.calling import NoSuchOption
 from lockstep.verification.certificate import ADAPTED
 from lockstep.verification.foreign import NoSuchTarget
 from lockstep.verification.judge import verify
+from lockstep.verification.user_code import NoSuchOption
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,15 @@ def certify(config: dict[str, Any], conf: Path) -> int:
     say(certificate.table())
     if output is not None:
         certificate.save(output)
+        say(f"Written: {output}")
     if saved is None:
         return certificate.exit_status
     if certificate.verdict == "equivalent":
         write_whole(saved, certificate.yaml())
-        say(f"Written: {saved}\nTrain it with: python scripts/train.py attention={options.save}")
+        assert certificate.conventions is not None
+        problem = certificate.conventions.untrainable
+        train_it = f"Train it with: python scripts/train.py attention={options.save}"
+        say(f"Written: {saved}\n{f'It {problem}, so it cannot be trained here.' if problem else train_it}")
     else:
         say(f"Not saved as {options.save}: that takes an equivalent class, and the verdict is: {certificate.verdict}")
     return certificate.exit_status

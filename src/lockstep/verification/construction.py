@@ -1,18 +1,17 @@
 """First stage: sizes, and the constructor arguments that give a class these sizes, found by the names they bear."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lockstep.verification.foreign import Settings, resolve
-from lockstep.verification.user_code import CannotTell
+from lockstep.verification.user_code import CannotTell, NoSuchOption
 
 _NAMES = {
     "d_model": "d_model embed_dim embed_size embedding_dim embedding_size emb_dim emb_size embed emb hidden_size "
@@ -40,6 +39,10 @@ D_MODEL, NUM_HEADS = 80, 5
 """Sizes where the class leaves them open: with B = 2, T_q = 7, T_k = 11 and head_dim = 16 no two are the same, and
 the root of head_dim is exact, so that a scale kept in single precision is no difference."""
 _WIDEST = 1024
+UNREGISTERED = (
+    "it has a weight of shape {} which is none of its parameters(), so that no checkpoint would hold it: a list of "
+    "layers is an nn.ModuleList, a tensor an nn.Parameter"
+)
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
 
     Raises:
         CannotTell: an argument cannot be guessed.
+        NoSuchOption: it has no argument of a given name.
     """
     if not issubclass(cls, nn.Module):
         raise CannotTell(f"{cls.__name__} is not a torch.nn.Module")
@@ -123,9 +127,10 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
     open_ended = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(cls).parameters.values())
     for name in given:
         if name not in parameters and not open_ended:
-            nearest = get_close_matches(name, parameters, 1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; it has {', '.join(parameters) or 'none'}"
-            raise CannotTell(f"{cls.__name__} has no constructor argument {name!r}{hint}")
+            raise NoSuchOption(
+                f"option arguments.{name}: {cls.__name__} has no such constructor argument; it has "
+                f"{', '.join(parameters) or 'none'}"
+            )
     sizes = _stated_sizes(given, num_heads)
     arguments: dict[str, Any] = {}
     actual: dict[str, Any] = {}
@@ -188,6 +193,29 @@ def sizes_of(module: nn.Module, num_heads: int | None) -> Sizes:
     if not d_model:
         raise CannotTell("the module does not say how wide it is; pass its class, with arguments.<width>=...")
     return _checked(d_model, heads)
+
+
+def refuse_unregistered(module: nn.Module) -> None:
+    """Weights in plain lists, and plain tensors, are none of the parameters.
+
+    Raises:
+        CannotTell: there is one.
+    """
+    own = {id(parameter) for parameter in module.parameters()}
+
+    def weights(value: Any) -> Iterator[Tensor]:
+        if isinstance(value, list | tuple | dict):
+            for each in value.values() if isinstance(value, dict) else value:
+                yield from weights(each)
+        elif isinstance(value, nn.Module):
+            yield from value.parameters()
+        elif isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
+            yield value
+
+    for part in module.modules():
+        for weight in weights([value for name, value in vars(part).items() if name != "_buffers"]):
+            if id(weight) not in own:
+                raise CannotTell(UNREGISTERED.format(tuple(weight.shape)))
 
 
 def _checked(d_model: int, num_heads: int) -> Sizes:

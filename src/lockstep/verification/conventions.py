@@ -100,6 +100,17 @@ class Conventions:
         """The inputs that can differ from each other."""
         return set(self.inputs.values())
 
+    @property
+    def untrainable(self) -> str | None:
+        """Why no encoder and decoder can be made of a class that is called so, to follow the word "it"."""
+        if "key" not in self.inputs.values():
+            return "attends only to itself"
+        if self.causal:
+            return "always hides later keys"
+        if not any("b" in form.shape for form in self.masks):
+            return "takes no mask of each sample's own" if self.masks else "takes no mask"
+        return None
+
     def call(self, module: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         """Call ``module`` with :meth:`arguments` and return its batch-first output, whatever that is."""
         out = module(**self.arguments(*inputs, **options))

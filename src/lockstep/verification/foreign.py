@@ -125,6 +125,8 @@ def portable(target: str, folder: Path) -> tuple[str, str | None]:
 def _parts(target: str) -> tuple[str, str]:
     """The file or module, and the class, which may be empty."""
     place, colon, name = target.rpartition(":")
+    if place.endswith(":"):
+        raise NoSuchTarget(f"target={target} has two colons; write target={place.rstrip(':')}:{name}")
     if not (colon and name.isidentifier()):
         place, _, name = (target, "", "") if target.endswith(".py") else target.rpartition(".")
     if not place or "\0" in place or not (name.isidentifier() or target.endswith(".py")):

@@ -15,7 +15,7 @@ from lockstep.verification.calling import CAUSAL_ARGUMENTS, check_stated, find_c
 from lockstep.verification.candidate import Situation, Subject, situations
 from lockstep.verification.certificate import Certificate, Finding
 from lockstep.verification.checks import FLOAT32, Check, judged_checks
-from lockstep.verification.construction import construct, set_dropout, signature, sizes_of
+from lockstep.verification.construction import construct, refuse_unregistered, set_dropout, signature, sizes_of
 from lockstep.verification.foreign import importable, load_class, resolve
 from lockstep.verification.formula import CORE
 from lockstep.verification.hypotheses import Hypothesis
@@ -114,6 +114,7 @@ class _Verification:
             ]
         if printed.getvalue():
             c.remarks.append("it prints while it is constructed")
+        refuse_unregistered(module)
         module = module.to("cpu", torch.float64).eval()
         if any(nn.parameter.is_lazy(parameter) for parameter in module.parameters()):
             find_call(module, sizes, self.stated)  # its first call makes the parameters
@@ -231,6 +232,7 @@ class _Verification:
                 return None
             raise
         self.certificate.remarks += masks.remarks
+        self.certificate.checks += masks.wrong
         for fault in masks.faults:
             self._add(fault.code, fault.sentence)
         subject.conventions = replace(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lockstep.verification.calling import CAUSAL_ARGUMENTS, mask_arguments
 from lockstep.verification.candidate import Inputs, Situation, Subject
+from lockstep.verification.checks import FLOAT64, Check, relative
 from lockstep.verification.construction import signature
 from lockstep.verification.conventions import MASK_SHAPES, MEANINGS, MaskForm
 from lockstep.verification.formula import FAULTS, Fault, Formula, evaluate
@@ -16,13 +17,17 @@ from lockstep.verification.user_code import CannotTell, UserCodeError
 
 @dataclass
 class MaskFindings:
-    """The forms accepted, the causal switch, what is wrong, what is worth saying and what cannot be decided."""
+    """The forms accepted, the causal switch, what is wrong, what is worth saying and what cannot be decided.
+
+    ``wrong`` are the outputs by which a form shows its fault; forms that are not accepted are asked nothing else.
+    """
 
     forms: list[MaskForm] = field(default_factory=list)
     causal_argument: str | None = None
     faults: list[Fault] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     undecided: str | None = None
+    wrong: list[Check] = field(default_factory=list)
 
 
 class _Answers:
@@ -51,6 +56,13 @@ class _Answers:
     def ignores(self, form: MaskForm) -> bool:
         inputs, out = self.ask(_masked(form))
         return out is not None and self.matches(replace(self.found.formula, mask="ignored"), inputs, out)
+
+    def wrong(self, situation: Situation) -> Check:
+        """The difference from the reference, as the judged checks show it."""
+        inputs, out = self.ask(situation)
+        assert out is not None
+        expected, rows = self.subject.expected(self.weights, inputs, situation)
+        return Check(f"output, {situation.name}", relative(out[rows], expected[rows]), FLOAT64)
 
     def right(self, situation: Situation) -> bool | None:
         """Whether the answer is the formula's; None where the class refuses the question."""
@@ -99,13 +111,15 @@ def find_masks(
             findings.remarks.append(f"{argument!r} accepts no mask of any known form: it was left alone")
         else:
             running = [form for form, right in verdicts.items() if right is False]
-            findings.faults.append(_diagnose(answers, argument, running, cross=False))
+            _diagnose(answers, argument, running, False, findings)
     findings.causal_argument = _causal_argument(answers, cross, findings)
     return findings
 
 
 def _masked(form: MaskForm, cross: bool = False) -> Situation:
-    return Situation("mask", 5, 11, same=False, forms=(form,)) if cross else Situation("mask", 7, 7, forms=(form,))
+    if cross:
+        return Situation(f"{form}, cross", 5, 11, same=False, forms=(form,))
+    return Situation(f"{form}, self", 7, 7, forms=(form,))
 
 
 def _optional(subject: Subject, argument: str) -> bool:
@@ -125,6 +139,8 @@ def _judge(
         shapes = ", ".join(form.shape for form in accepted if form.meaning == "one_blocks")
         sentence = f"ones in {argument!r} hide where it has the shape {shapes}, and show where it has another"
         findings.faults.append(Fault("mask_inverted", sentence, (), "mask"))
+        inverted = next(form for form in accepted if form.meaning == "one_blocks")
+        findings.wrong.append(answers.wrong(_masked(replace(inverted, meaning="zero_blocks"))))
     ones_hide = meanings <= {"one_blocks", "true_blocks"}
     if ones_hide and "one_blocks" in meanings and not stated and "key_padding" not in argument:
         findings.undecided = (
@@ -142,7 +158,7 @@ def _judge(
         across = {form: answers.right(_masked(form, cross=True)) for form in accepted}
         wrong = [form for form, right in across.items() if right is False]
         if wrong:
-            findings.faults.append(_diagnose(answers, argument, wrong, cross=True))
+            _diagnose(answers, argument, wrong, True, findings)
         accepted = [form for form, right in across.items() if right] or accepted
     findings.forms += _most_general(accepted)
 
@@ -154,7 +170,7 @@ def _most_general(accepted: list[MaskForm]) -> list[MaskForm]:
     return [form for form in accepted if form in chosen.values()]
 
 
-def _diagnose(answers: _Answers, argument: str, running: list[MaskForm], cross: bool) -> Fault:
+def _diagnose(answers: _Answers, argument: str, running: list[MaskForm], cross: bool, findings: MaskFindings) -> None:
     """The fault of this argument that explains the answers to the forms that the class does not refuse."""
     asked = {form: answers.ask(_masked(form, cross)) for form in running}
 
@@ -164,14 +180,15 @@ def _diagnose(answers: _Answers, argument: str, running: list[MaskForm], cross: 
 
     faults = {f.code: replace(f, sentence=f"{f.sentence} ({argument!r})") for f in FAULTS if f.stage == "mask"}
     ignored = faults["mask_ignored_across" if cross else "mask_ignored"]
-    if all(explains(ignored, form) for form in running):
-        return ignored
     # A meaning is another's inversion, and to add a mask of -inf is no fault.
     usual = [form for form in running if form.meaning in ("zero_blocks", "true_attends")]
-    for code, forms in (("mask_inverted", usual), ("mask_added", usual), ("mask_tiled", running)):
-        if any(explains(faults[code], form) for form in forms):
-            return faults[code]
-    return _unknown(argument)
+    tried = [(faults["mask_inverted"], usual), (faults["mask_added"], usual), (faults["mask_tiled"], running)]
+    if all(explains(ignored, form) for form in running):
+        tried = [(ignored, running)]
+    explained = [(fault, form) for fault, forms in tried for form in forms if explains(fault, form)]
+    fault, form = explained[0] if explained else (_unknown(argument), (usual or running)[0])
+    findings.faults.append(fault)
+    findings.wrong.append(answers.wrong(_masked(form, cross)))
 
 
 def _unknown(argument: str) -> Fault:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lockstep.attention.contract import MultiHeadAttention
 from lockstep.base.errors import InputError
+from lockstep.verification.construction import UNREGISTERED
 from lockstep.verification.foreign import failure
 
 B, T_Q, T_K = 2, 5, 7
@@ -82,25 +83,26 @@ def _try(make: Callable[[], MultiHeadAttention]) -> None:
         if id(leaves[given.memory is memory]) not in found:
             raise ContractError(f"{what} no gradient goes back to its values: it detaches them, or runs without")
         for astray in (leaf for leaf in found.values() if id(leaf) not in own):
-            raise ContractError(
-                f"it has a weight of shape {tuple(astray.shape)} which is none of its parameters(), so that no "
-                "checkpoint would hold it: a list of layers is an nn.ModuleList, a tensor an nn.Parameter"
-            )
+            raise ContractError(UNREGISTERED.format(tuple(astray.shape)))
     if torch.default_generator.initial_seed() != SEED:
         raise ContractError("its forward seeds torch's generator, from which the run draws its dropout")
     _same_from_its_state(module, twin, _calls(x.detach(), memory.detach()).values())
     if module.canonical:
         _there_and_back(module)
+    for what, given in _calls(x.detach(), memory.detach()).items():
+        _hides(module, what, given)
+        _gives_weights(module, what, given)
 
 
 def _calls(x: Tensor, memory: Tensor) -> dict[str, Given]:
     """What encoder and decoder ask for."""
     real = torch.ones(B, 1, 1, T_K, dtype=torch.bool)
     real[1, ..., -2:] = False
+    first = x[:, :1]
     return {
         "under a padding mask (B, 1, 1, T_k)": Given(x, x, real[..., -T_Q:]),
         "with is_causal=True": Given(x, x, None),
-        "of one token": Given(x[:, :1], x[:, :1], None),
+        "of one token": Given(first, first, None),
         "in cross-attention": Given(x, memory, real),
     }
 
@@ -139,6 +141,32 @@ def _same_from_its_state(module: MultiHeadAttention, twin: MultiHeadAttention, c
                 "made anew and given the same state_dict, it answers otherwise in eval: what is drawn at construction "
                 "must be a parameter or a buffer, or no checkpoint holds it"
             )
+
+
+@torch.no_grad()
+def _hides(module: MultiHeadAttention, what: str, given: Given) -> None:
+    """Keys that the mask hides, or that causality does, do not matter."""
+    T = given.memory.size(1)
+    hidden = torch.arange(T).expand(B, T) == T - 1 if given.mask is None else ~given.mask[:, 0, 0]
+    changed = torch.where(hidden[..., None], given.memory * 3 + 1, given.memory)
+    # In self-attention the hidden tokens ask as well.
+    query, asking = (changed, ~hidden) if given.query is given.memory else (given.query, slice(None))
+    before, after = _call(module, *given)[asking], _call(module, query, changed, given.mask)[asking]
+    if not torch.allclose(before, after, rtol=1e-3, atol=1e-4, equal_nan=True):
+        ignored = "is_causal" if given.mask is None else "its mask, in which True = may attend"
+        raise ContractError(f"{what} its answer depends on keys that are hidden: it ignores {ignored}, or inverts it")
+
+
+@torch.no_grad()
+def _gives_weights(module: MultiHeadAttention, what: str, given: Given) -> None:
+    shape = (B, module.num_heads, given.query.size(1), given.memory.size(1))
+    try:
+        weights = module.attention_weights(given.query, given.memory, mask=given.mask, is_causal=given.mask is None)
+    except Exception as error:
+        raise ContractError(f"{what} its attention_weights, for pictures, fail: {failure(error)}") from error
+    if not isinstance(weights, Tensor) or weights.shape != shape:
+        got = f"shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else type(weights).__name__
+        raise ContractError(f"{what} its attention_weights, for pictures, are {got}, not of (B, H, T_q, T_k) = {shape}")
 
 
 def _there_and_back(module: MultiHeadAttention) -> None:

@@ -23,6 +23,10 @@ class CannotTell(Exception):
     """What could not be found, and the option that settles it."""
 
 
+class NoSuchOption(ValueError):
+    """An argument or a convention that does not exist, or cannot have this value."""
+
+
 class UserCodeError(Exception):
     """The user's code failed.
 
@@ -86,7 +90,7 @@ def user_code(doing: str) -> Iterator[io.StringIO]:
             yield printed
     except _TookTooLong as error:
         raise UserCodeError(f"{doing} took longer than {TIME_LIMIT:g} s", _own_traceback(error)) from None
-    except (CannotTell, NoSuchTarget, InputError):
+    except (CannotTell, NoSuchOption, NoSuchTarget, InputError):
         raise
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"{doing} raised {type(error).__name__}: {error}", _own_traceback(error)) from None

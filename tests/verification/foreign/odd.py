@@ -352,3 +352,17 @@ class ScaledInEval(Base):
     def forward(self, query, key, value):
         out = super().forward(query, key, value)
         return out if self.training else out * (1 - self.dropout)
+
+
+class InPlainList(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.q, self.k, self.v = (
+            [nn.Linear(d_model, d_model // num_heads) for _ in range(num_heads)] for _ in range(3)
+        )
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, q, k, v, mask=None):
+        roles = ((self.q, q), (self.k, k), (self.v, v))
+        per_head = (torch.stack([layer(x) for layer in layers], 1) for layers, x in roles)
+        return self.out(core(*per_head, mask))
