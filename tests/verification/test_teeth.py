@@ -13,7 +13,7 @@ GPT = f"{Path(__file__).parent}/foreign/gpt.py:CausalSelfAttention"
 
 
 def test_a_check_that_cannot_fail_voids_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_neighbours", lambda subject, situation: checks.Check("blunt", 0.0, 1e-10))
+    monkeypatch.setattr(checks, "_neighbours", lambda candidate, situation: checks.Check("blunt", 0.0, 1e-10))
     certificate = lockstep.verify(GPT)
     assert certificate.verdict == "could not tell"
     assert [finding.code for finding in certificate.findings] == ["void"]
@@ -23,8 +23,8 @@ def test_a_check_that_cannot_fail_voids_the_certificate(monkeypatch: pytest.Monk
 def test_mutants_that_survive_void_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a limit that passes everything no mutant is caught, whatever becomes of the spoiled module."""
     monkeypatch.setattr(checks, "FLOAT64", 1e9)
-    monkeypatch.setattr(checks, "_single_precision", lambda subject, asked: checks.Check("blunt", 0.0, 1e-5))
-    monkeypatch.setattr(judge, "blunt_checks", lambda subject, asked: [])
+    monkeypatch.setattr(checks, "_single_precision", lambda candidate, asked: checks.Check("blunt", 0.0, 1e-5))
+    monkeypatch.setattr(judge, "blunt_checks", lambda candidate, asked: [])
     certificate = lockstep.verify(GPT)
     assert certificate.verdict == "could not tell"
     assert "scale" in certificate.findings[0].sentence

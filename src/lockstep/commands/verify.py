@@ -17,6 +17,8 @@ from lockstep.verification.foreign import NoSuchTarget
 from lockstep.verification.judge import verify
 from lockstep.verification.user_code import NoSuchOption
 
+RESERVED = ("null", "true", "false", "inf", "nan")
+
 
 @dataclass(frozen=True)
 class VerifyOptions:
@@ -83,13 +85,7 @@ def _configuration(options: VerifyOptions, conf: Path) -> Path | None:
     if name is None:
         return None
     # A choice on the command line is to be read as a word.
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", name) or name.lower() in (
-        "null",
-        "true",
-        "false",
-        "inf",
-        "nan",
-    ):
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", name) or name.lower() in RESERVED:
         raise ConfigurationError(f"option save={name} must be a name: a letter, then letters, digits, - and _")
     path = conf / "attention" / f"{name}.yaml"
     if os.path.lexists(path):

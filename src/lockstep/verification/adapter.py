@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.attention import reference
-from lockstep.attention.contract import MultiHeadAttention, Tensors
+from lockstep.attention.contract import MultiHeadAttention
 from lockstep.attention.layout import Layout
 from lockstep.attention.masks import merge_masks
 from lockstep.base.errors import InputError
+from lockstep.verification.construction import Sizes
 from lockstep.verification.conventions import Conventions, MaskForm
 from lockstep.verification.foreign import PROJECT, importable, load_class, resolve
-
-_PREFIX = "attention."
+from lockstep.verification.formula import relative_difference
 
 
 class ForeignAttention(MultiHeadAttention):
@@ -57,13 +57,7 @@ class ForeignAttention(MultiHeadAttention):
         super().__init__(d_model, num_heads, bias=bias, dropout=dropout)
         self.target = target
         self.conventions = Conventions.from_plain(conventions)
-        words = {
-            "d_model": d_model,
-            "num_heads": num_heads,
-            "head_dim": self.head_dim,
-            "bias": bias,
-            "dropout": dropout,
-        }
+        words = Sizes(d_model, num_heads).values(bias, dropout)
         start = None if folder is None else PROJECT / folder
         with importable(target, start):
             try:
@@ -96,7 +90,6 @@ class ForeignAttention(MultiHeadAttention):
 
     def _with_biases(self, weights: list[Layout], layouts: list[Layout]) -> list[Layout]:
         """The layouts with the biases that are asked for and no others."""
-        own = dict(self.attention.named_parameters())
         biases = []
         for layout in weights:
             for name in layout.names(self.num_heads):
@@ -122,18 +115,8 @@ class ForeignAttention(MultiHeadAttention):
             )
         return weights + biases
 
-    def to_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
-        stored = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
-        read: dict[str, Tensor] = {}
-        for layout in self.mapping:
-            read |= layout.read(stored, self.num_heads, self.head_dim)
-        return {name: read[name] for name in self.canonical_shapes()}
-
-    def from_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
-        written: dict[str, Tensor] = {}
-        for layout in self.mapping:
-            written |= layout.write(tensors, self.num_heads, self.head_dim)
-        return {f"{_PREFIX}{name}": tensor for name, tensor in written.items()}
+    def _layouts(self) -> list[Layout]:
+        return [replace(layout, parameter=f"attention.{layout.parameter}") for layout in self.mapping]
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
@@ -213,7 +196,7 @@ class ForeignAttention(MultiHeadAttention):
         self.train()
         expected = reference.attention(weights, x, x, x, is_causal=self.conventions.causal)
         self.load_state_dict(before, strict=False)
-        error = float((found - expected).abs().max() / expected.abs().max())
+        error = relative_difference(found, expected)
         if not error < 1e-4:
             raise ValueError(
                 f"{self.target} is not multi-head attention at d_model={self.d_model}, num_heads={self.num_heads}: "

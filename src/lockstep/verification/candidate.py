@@ -55,6 +55,9 @@ class Situation:
         return len(self.forms) + self.is_causal > 1 or bool(self.options) or self.T_k >= LONG
 
 
+SELF_ATTENTION = Situation("self-attention", 7, 7)
+
+
 @dataclass(frozen=True)
 class Inputs:
     """Query (B, T_q, D), key and value (B, T_k, D), and the masks, each of four dimensions that fit the scores."""
@@ -75,7 +78,7 @@ class Inputs:
         return Inputs(changed[id(self.query)], changed[id(self.key)], changed[id(self.value)], self.masks)
 
 
-class Subject:
+class Candidate:
     """A module under test: the user's, or a mutant of the reference.
 
     Args:
@@ -87,13 +90,14 @@ class Subject:
     def __init__(self, module: nn.Module, sizes: Sizes, conventions: Conventions, mapping: Sequence[Layout]) -> None:
         self.module, self.sizes, self.conventions, self.mapping = module, sizes, conventions, mapping
 
+    def _asked(self, inputs: Inputs, situation: Situation) -> tuple[Any, ...]:
+        masks = list(zip(situation.forms, inputs.masks, strict=True))
+        return self.sizes.num_heads, inputs.query, inputs.key, inputs.value, masks, situation.is_causal
+
     def call(self, inputs: Inputs, situation: Situation) -> Tensor:
         module = functools.partial(self.module, **dict(situation.options))
         with user_code(f"calling it ({situation.name})"):
-            out = self.conventions.call(
-                module, self.sizes.num_heads, inputs.query, inputs.key, inputs.value,
-                list(zip(situation.forms, inputs.masks, strict=True)), situation.is_causal,
-            )  # fmt: skip
+            out = self.conventions.call(module, *self._asked(inputs, situation))
         if not isinstance(out, Tensor) or out.shape != inputs.query.shape:
             got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
             raise UserCodeError(f"calling it ({situation.name}) gave {got} for {tuple(inputs.query.shape)}")
@@ -101,10 +105,7 @@ class Subject:
 
     def changed_by_a_call(self, inputs: Inputs, situation: Situation) -> int:
         """How many of the tensors handed over, masks in their own form, and of the parameters a call changes."""
-        arguments = self.conventions.arguments(
-            self.sizes.num_heads, inputs.query, inputs.key, inputs.value,
-            list(zip(situation.forms, inputs.masks, strict=True)), situation.is_causal,
-        )  # fmt: skip
+        arguments = self.conventions.arguments(*self._asked(inputs, situation))
         tensors = [*(x for x in arguments.values() if isinstance(x, Tensor)), *self.module.parameters()]
         before = [x.detach().clone() for x in tensors]
         with user_code(f"calling it ({situation.name})"), torch.no_grad():
@@ -118,21 +119,24 @@ class Subject:
             read |= layout.read(tensors, self.sizes.num_heads, self.sizes.head_dim)
         return read
 
+    def stored(self, canonical: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse of :meth:`canonical`."""
+        H, K = self.sizes.num_heads, self.sizes.head_dim
+        return {name: x for layout in self.mapping for name, x in layout.write(canonical, H, K).items()}
+
     def weights(self) -> dict[str, Tensor]:
         return self.canonical({name: p.detach().clone() for name, p in self.module.named_parameters()})
 
     def draw(self, situation: Situation, seed: int = 0, dtype: torch.dtype = torch.float64) -> Inputs:
         """Inputs for a situation; a mask leaves something to see in every row."""
         generator = torch.Generator().manual_seed(seed)
-        D, H, T_q, T_k = self.sizes.d_model, self.sizes.num_heads, situation.T_q, situation.T_k
-        batch = situation.batch
-        x = [
-            (torch.randn(batch, T, D, generator=generator, dtype=torch.float64) * situation.scale).to(dtype)
-            for T in (T_q, T_k, T_k)
-        ]
-        query = x[0]
-        key = query if situation.same or "key" not in self.conventions.roles else x[1]
-        value = key if situation.same or situation.memory or "value" not in self.conventions.roles else x[2]
+        D, H, batch, T_q, T_k = self.sizes.d_model, self.sizes.num_heads, situation.batch, situation.T_q, situation.T_k
+        drawn = [torch.randn(batch, T, D, generator=generator, dtype=torch.float64) for T in (T_q, T_k, T_k)]
+        query, key, value = ((x * situation.scale).to(dtype) for x in drawn)
+        if situation.same or "key" not in self.conventions.roles:
+            key = query
+        if situation.same or situation.memory or "value" not in self.conventions.roles:
+            value = key
         masks = []
         for form in situation.forms:
             sizes = zip("bhqk", (batch, H, T_q, T_k), strict=True)
@@ -149,10 +153,10 @@ class Subject:
         return evaluate(formula, weights, inputs.query, inputs.key, inputs.value, inputs.visible)
 
 
-class Mutant(Subject):
-    """The reference with a fault, on the weights and under the conventions of another subject."""
+class Mutant(Candidate):
+    """The reference with a fault, on the weights and under the conventions of another candidate."""
 
-    def __init__(self, of: Subject, formula: Formula) -> None:
+    def __init__(self, of: Candidate, formula: Formula) -> None:
         module = nn.Module()
         mapping = []
         for name, tensor in of.weights().items():
@@ -175,10 +179,10 @@ class Mutant(Subject):
         return evaluate(formula, weights, inputs.query, inputs.key, inputs.value, inputs.visible)[0]
 
 
-class Spoiled(Subject):
-    """A subject with one weight changed by 1% unknown to the checks, and noise on its output."""
+class Spoiled(Candidate):
+    """A candidate with one weight changed by 1% unknown to the checks, and noise on its output."""
 
-    def __init__(self, of: Subject) -> None:
+    def __init__(self, of: Candidate) -> None:
         super().__init__(of.module, of.sizes, of.conventions, of.mapping)
         self.believed = of.weights()
 
@@ -195,9 +199,8 @@ class Spoiled(Subject):
         value.view(-1)[value.abs().argmax()] *= factor
         parameters = dict(self.module.named_parameters())
         with torch.no_grad():
-            for layout in self.mapping:
-                for name, tensor in layout.write(spoilt, self.sizes.num_heads, self.sizes.head_dim).items():
-                    parameters[name].copy_(tensor)
+            for name, tensor in self.stored(spoilt).items():
+                parameters[name].copy_(tensor)
 
     def weights(self) -> dict[str, Tensor]:
         dtype = next(self.module.parameters()).dtype
@@ -216,18 +219,18 @@ def situations(conventions: Conventions, unequal_lengths: bool, flags: Mapping[s
         unequal_lengths: the class works with T_q other than T_k, where it has inputs for it.
         flags: arguments that ask for attention weights as well.
     """
-    apart = len(conventions.roles) > 1
+    across = len(conventions.roles) > 1
     found = [
-        Situation("self-attention", 7, 7),
+        SELF_ATTENTION,
         Situation("a single sample", 5, 5, batch=1),
         Situation("length 1", 1, 1),
         Situation("a long sequence", LONG, LONG),
         Situation("large scores", 7, 7, scale=6.0),
     ]
-    if apart:
+    if across:
         found.append(Situation("inputs apart, T_q = T_k", 5, 5, same=False))
         found.append(Situation("key and value one tensor", 5, 5, same=False, memory=True))
-    lengths = [(7, 11), (1, 5), (11, 7), (3, 1)] if apart and unequal_lengths else []
+    lengths = [(7, 11), (1, 5), (11, 7), (3, 1)] if across and unequal_lengths else []
     # A causal query beyond the last key sees nothing, which is nobody's convention.
     lengths = [(T_q, T_k) for T_q, T_k in lengths if T_q <= T_k or not conventions.causal]
     found += [Situation(f"cross-attention, T_q = {T_q}, T_k = {T_k}", T_q, T_k, same=False) for T_q, T_k in lengths]

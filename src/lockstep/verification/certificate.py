@@ -61,6 +61,10 @@ class Certificate:
     def exit_status(self) -> int:
         return EXIT_STATUS[self.verdict]
 
+    def differs(self, code: str, sentence: str, trace: str = "") -> None:
+        self.verdict = "different"
+        self.findings.append(Finding(code, sentence, trace))
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for ``certificate.json``; figures that are not finite become strings."""
         checks = [

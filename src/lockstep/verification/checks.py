@@ -10,8 +10,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from lockstep.verification.candidate import Inputs, Situation, Subject
+from lockstep.verification.candidate import Candidate, Inputs, Situation
 from lockstep.verification.construction import WithoutDropout
+from lockstep.verification.formula import relative_difference
 from lockstep.verification.user_code import UserCodeError
 
 FLOAT64, FLOAT32 = 1e-10, 1e-5
@@ -45,136 +46,137 @@ class Check:
         return self.limit is None or (isinstance(self.figure, float) and self.figure <= self.limit)
 
 
-def relative(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
-    """The largest difference over the largest expected value; infinite where something is NaN."""
-    if found.numel() == 0:
-        return 0.0
-    scale = max(float(expected.abs().max()), floor, 1e-300)
-    figure = float((found.double() - expected.double()).abs().max()) / scale
-    return figure if figure == figure else float("inf")
-
-
-def judged_checks(subject: Subject, asked: Sequence[Situation]) -> Iterator[Check]:
+def judged_checks(candidate: Candidate, asked: Sequence[Situation]) -> Iterator[Check]:
     """All judged checks, those that most faults fail first.
 
     Args:
-        subject: in float64.
+        candidate: in float64.
         asked: the situations to put it in, the plainest first.
     """
     for situation in asked:
-        yield from _outputs_and_gradients(subject, situation)
-    yield _single_precision(subject, asked)
-    yield _modes_agree(subject, asked)
-    yield _deterministic(subject, asked[0])
-    yield _neighbours(subject, asked[-1])
-    yield from _hidden_keys(subject, asked)
-    yield _unchanged(subject, asked)
+        yield from _outputs_and_gradients(candidate, situation)
+    yield _single_precision(candidate, asked)
+    yield _modes_agree(candidate, asked)
+    yield _deterministic(candidate, asked[0])
+    yield _neighbours(candidate, asked[-1])
+    yield from _hidden_keys(candidate, asked)
+    yield _unchanged(candidate, asked)
 
 
-def _outputs_and_gradients(subject: Subject, situation: Situation) -> Iterator[Check]:
+def _outputs_and_gradients(candidate: Candidate, situation: Situation) -> Iterator[Check]:
     """Outputs, and the gradients of a random projection of them to every input and every weight."""
-    inputs = subject.draw(situation)
+    inputs = candidate.draw(situation)
     inputs = inputs.mapped(lambda x: x.clone().requires_grad_())
     leaves = list({id(x): x for x in (inputs.query, inputs.key, inputs.value)}.values())
-    names = [name for name, _ in subject.module.named_parameters()]
-    parameters = list(subject.module.parameters())
-    weights = {name: tensor.requires_grad_() for name, tensor in subject.weights().items()}
+    names = [name for name, _ in candidate.module.named_parameters()]
+    weights = {name: tensor.requires_grad_() for name, tensor in candidate.weights().items()}
 
     try:
-        out = subject.call(inputs, situation)
+        out = candidate.call(inputs, situation)
     except UserCodeError as error:
         yield Check(f"output, {situation.name}", str(error), FLOAT64)
         return
-    expected, rows = subject.expected(weights, inputs, situation)
-    yield Check(f"output, {situation.name}", relative(out[rows].detach(), expected[rows].detach()), FLOAT64)
+    expected, rows = candidate.expected(weights, inputs, situation)
+    yield Check(f"output, {situation.name}", relative_difference(out[rows].detach(), expected[rows].detach()), FLOAT64)
 
     direction = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     direction = direction * rows[..., None]
-    wanted = [*leaves, *weights.values()]
-    expected_grads = torch.autograd.grad((expected * direction).sum(), wanted, allow_unused=True)
+    reference = _gradients(expected, direction, [*leaves, *weights.values()])
     what = f"gradients, {situation.name}"
     try:
-        found = torch.autograd.grad((out * direction).sum(), [*leaves, *parameters], allow_unused=True)
+        found = _gradients(out, direction, [*leaves, *candidate.module.parameters()])
     except RuntimeError as error:
         yield Check(what, f"the backward pass raised: {error}", FLOAT64)
         return
-    dense = [torch.zeros_like(x) if g is None else g for g, x in zip(found, [*leaves, *parameters], strict=True)]
-    own = [*dense[: len(leaves)], *subject.canonical(dict(zip(names, dense[len(leaves) :], strict=True))).values()]
-    reference = [torch.zeros_like(x) if g is None else g for g, x in zip(expected_grads, wanted, strict=True)]
+    by_name = dict(zip(names, found[len(leaves) :], strict=True))
+    own = [*found[: len(leaves)], *candidate.canonical(by_name).values()]
     # The key bias has a gradient of zero up to rounding, which is measured against the others'.
     floor = 1e-3 * max(float(g.abs().max()) for g in reference)
-    figures = [relative(a, b, floor) for a, b in zip(own, reference, strict=True)]
+    figures = [relative_difference(a, b, floor) for a, b in zip(own, reference, strict=True)]
     worst = max(range(len(figures)), key=figures.__getitem__)
     labels = [f"input {i}" for i in range(len(leaves))] + list(weights)
     yield Check(what, figures[worst], FLOAT64, note=f"largest in {labels[worst]}")
 
 
-def _single_precision(subject: Subject, asked: Sequence[Situation]) -> Check:
-    """float32 against the float64 reference, beside the error that the reference itself makes in float32."""
+def _gradients(out: Tensor, direction: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    found = torch.autograd.grad((out * direction).sum(), leaves, allow_unused=True)
+    return [torch.zeros_like(x) if gradient is None else gradient for gradient, x in zip(found, leaves, strict=True)]
+
+
+def errors_in(dtype: torch.dtype, candidate: Candidate, asked: Sequence[Situation]) -> tuple[float, float]:
+    """The largest differences of the class and of the reference in a precision from the reference in float64."""
     figure = own = 0.0
-    state = [(tensor, tensor.detach().clone()) for tensor in (*subject.module.parameters(), *subject.module.buffers())]
+    module = candidate.module
+    state = [(tensor, tensor.detach().clone()) for tensor in (*module.parameters(), *module.buffers())]
     try:
-        subject.module.float()
-        single = subject.weights()
+        module.to(dtype)
+        weights = candidate.weights()
         for situation in asked:
-            inputs = subject.draw(situation, dtype=torch.float32)
+            inputs = candidate.draw(situation, dtype=dtype)
             double = inputs.mapped(Tensor.double)
             with torch.no_grad():
-                exact, rows = subject.expected({n: w.double() for n, w in single.items()}, double, situation)
-                figure = max(figure, relative(subject.call(inputs, situation)[rows], exact[rows]))
-                own = max(own, relative(subject.expected(single, inputs, situation)[0][rows], exact[rows]))
-        return Check("float32 against float64", figure, max(FLOAT32, 4 * own), note=f"the reference itself: {own:.1e}")
-    except UserCodeError as error:
-        return Check("float32 against float64", str(error), FLOAT32)
+                exact, rows = candidate.expected({n: w.double() for n, w in weights.items()}, double, situation)
+                figure = max(figure, relative_difference(candidate.call(inputs, situation)[rows], exact[rows]))
+                reference, _ = candidate.expected(weights, inputs, situation)
+                own = max(own, relative_difference(reference[rows], exact[rows]))
+        return figure, own
     finally:
-        subject.module.double()
+        module.double()
         for tensor, before in state:
             tensor.data = before
 
 
-def _modes_agree(subject: Subject, asked: Sequence[Situation]) -> Check:
+def _single_precision(candidate: Candidate, asked: Sequence[Situation]) -> Check:
+    try:
+        figure, own = errors_in(torch.float32, candidate, asked)
+    except UserCodeError as error:
+        return Check("float32 against float64", str(error), FLOAT32)
+    return Check("float32 against float64", figure, max(FLOAT32, 4 * own), note=f"the reference itself: {own:.1e}")
+
+
+def _modes_agree(candidate: Candidate, asked: Sequence[Situation]) -> Check:
     """Train and eval, with and without grad, in calls of other contents one after the other; nothing is dropped."""
-    what, worst, weights = "train and eval, grad and no-grad agree", (0.0, ""), subject.weights()
+    what, worst, weights = "train and eval, grad and no-grad agree", (0.0, ""), candidate.weights()
     modes = list(product((False, True), repeat=2))
     try:
         for situation in asked:
             for seed, (training, grad) in enumerate(modes, 1):
-                inputs = subject.draw(situation, seed)
-                expected, rows = subject.expected(weights, inputs, situation)
-                subject.module.train(training)
+                inputs = candidate.draw(situation, seed)
+                expected, rows = candidate.expected(weights, inputs, situation)
+                candidate.module.train(training)
                 with torch.set_grad_enabled(grad), WithoutDropout():
-                    out = subject.call(inputs, situation).detach()
-                worst = max(worst, (relative(out[rows], expected[rows]), situation.name))
+                    out = candidate.call(inputs, situation).detach()
+                worst = max(worst, (relative_difference(out[rows], expected[rows]), situation.name))
     except UserCodeError as error:
         return Check(what, str(error), FLOAT64)
     finally:
-        subject.module.eval()
+        candidate.module.eval()
     return Check(what, worst[0], FLOAT64, note=f"largest in: {worst[1]}" if worst[0] > FLOAT64 else "")
 
 
-def _deterministic(subject: Subject, situation: Situation) -> Check:
-    inputs = subject.draw(situation)
+def _deterministic(candidate: Candidate, situation: Situation) -> Check:
+    inputs = candidate.draw(situation)
     with torch.no_grad():
-        first, second = subject.call(inputs, situation), subject.call(inputs, situation)
-    return Check("deterministic: called twice", relative(first, second), 0.0)
+        first, second = candidate.call(inputs, situation), candidate.call(inputs, situation)
+    return Check("deterministic: called twice", relative_difference(first, second), 0.0)
 
 
-def _neighbours(subject: Subject, situation: Situation) -> Check:
+def _neighbours(candidate: Candidate, situation: Situation) -> Check:
     """The first sample's output when the second sample is another."""
-    inputs = subject.draw(situation)
+    inputs = candidate.draw(situation)
     changed = inputs.mapped(lambda x: torch.cat([x[:1], x[1:].flip(-1) * 3]))
     with torch.no_grad():
-        figure = relative(subject.call(inputs, situation)[:1], subject.call(changed, situation)[:1])
+        figure = relative_difference(candidate.call(inputs, situation)[:1], candidate.call(changed, situation)[:1])
     return Check("independent of batch neighbours", figure, FLOAT64)
 
 
-def _hidden_keys(subject: Subject, asked: Sequence[Situation]) -> Iterator[Check]:
+def _hidden_keys(candidate: Candidate, asked: Sequence[Situation]) -> Iterator[Check]:
     """What is hidden must not matter: the last key is changed, hidden by a mask, or causally from earlier queries."""
     for situation in asked:
-        causal = not situation.forms and (situation.is_causal or subject.conventions.causal)
+        causal = not situation.forms and (situation.is_causal or candidate.conventions.causal)
         if situation.T_k == 1 or (causal and situation.T_q == 1) or not (causal or situation.forms):
             continue
-        inputs = subject.draw(situation)
+        inputs = candidate.draw(situation)
         masks = [torch.ones_like(mask) for mask in inputs.masks]
         for mask in masks:
             mask[..., -1] = False
@@ -187,18 +189,18 @@ def _hidden_keys(subject: Subject, asked: Sequence[Situation]) -> Iterator[Check
         what = f"hidden keys do not matter, {situation.name}"
         try:
             with torch.no_grad():
-                before, after = subject.call(inputs, situation), subject.call(changed, situation)
+                before, after = candidate.call(inputs, situation), candidate.call(changed, situation)
         except UserCodeError as error:
             yield Check(what, str(error), FLOAT64)
             continue
-        yield Check(what, relative(before[:, judged], after[:, judged]), FLOAT64)
+        yield Check(what, relative_difference(before[:, judged], after[:, judged]), FLOAT64)
 
 
-def _unchanged(subject: Subject, asked: Sequence[Situation]) -> Check:
+def _unchanged(candidate: Candidate, asked: Sequence[Situation]) -> Check:
     """Masks are turned over, so that whatever is written into them shows."""
     changed = 0
     for situation in asked:
-        inputs = subject.draw(situation)
+        inputs = candidate.draw(situation)
         inputs = Inputs(inputs.query, inputs.key, inputs.value, tuple(~mask for mask in inputs.masks))
-        changed += subject.changed_by_a_call(inputs, situation)
+        changed += candidate.changed_by_a_call(inputs, situation)
     return Check("inputs, masks and parameters unchanged", float(changed), 0.0, numerical=False)

@@ -132,11 +132,8 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
                 f"{', '.join(parameters) or 'none'}"
             )
     sizes = _stated_sizes(given, num_heads)
-    arguments: dict[str, Any] = {}
-    actual: dict[str, Any] = {}
-    for name, value in given.items():
-        arguments[name] = _as_word(name, value, sizes)
-        actual[name] = resolve({name: value}, sizes.values())[name]
+    arguments = {name: _as_word(name, value, sizes) for name, value in given.items()}
+    actual = resolve(given, sizes.values())
     recordings: dict[str, _Recording] = {}
     for name, parameter in parameters.items():
         word = _word(name)

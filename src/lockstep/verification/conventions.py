@@ -103,7 +103,7 @@ class Conventions:
     @property
     def untrainable(self) -> str | None:
         """Why no encoder and decoder can be made of a class that is called so, to follow the word "it"."""
-        if "key" not in self.inputs.values():
+        if "key" not in self.roles:
             return "attends only to itself"
         if self.causal:
             return "always hides later keys"

@@ -89,19 +89,17 @@ def importable(target: str, folder: Path | None = None, *, forget: bool = False)
     place, _ = _parts(target)
     beside = [_path(place, folder).parent] if _is_file(place) else []
     added = {str(f) for f in (*beside, (folder or Path.cwd()).resolve())} - set(sys.path)
-    path, known, forgotten = list(sys.path), set(sys.modules), []
+    path, known = list(sys.path), set(sys.modules)
     importlib.invalidate_caches()  # a file may have been written just now
     sys.path += sorted(added, key=lambda f: f not in map(str, beside))
     try:
         yield
     finally:
         sys.path[:] = path
-        for name in set(sys.modules) - known if forget else ():
-            spec = getattr(sys.modules.get(name.partition(".")[0]), "__spec__", None)
-            if str(_home(spec)) in added:
-                forgotten.append(name)
-        for name in forgotten:
-            del sys.modules[name]
+        new = {name: sys.modules.get(name.partition(".")[0]) for name in set(sys.modules) - known if forget}
+        for name, package in new.items():
+            if str(_home(getattr(package, "__spec__", None))) in added:
+                del sys.modules[name]
 
 
 def portable(target: str, folder: Path) -> tuple[str, str | None]:
@@ -112,9 +110,8 @@ def portable(target: str, folder: Path) -> tuple[str, str | None]:
     place, name = _parts(target)
     if _is_file(place):
         path = _path(place, folder)
-        return (
-            (f"{path.relative_to(PROJECT)}:{name}", ".") if path.is_relative_to(PROJECT) else (f"{path}:{name}", None)
-        )
+        inside = path.is_relative_to(PROJECT)
+        return (f"{path.relative_to(PROJECT)}:{name}", ".") if inside else (f"{path}:{name}", None)
     top = place.partition(".")[0]
     spec = sys.modules[top].__spec__ if top in sys.modules else importlib.util.find_spec(top)
     if _home(spec) not in (None, folder):

@@ -159,6 +159,15 @@ CORE = {"residual", "normalisation", "residual_normalisation", "normalisation_fi
 """Faults of what surrounds the attention, not of the attention itself."""
 
 
+def relative_difference(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
+    """The largest difference over the largest expected value, or over ``floor``; infinite where something is NaN."""
+    if found.numel() == 0:
+        return 0.0
+    scale = max(float(expected.abs().max()), floor, 1e-300)
+    figure = float((found.double() - expected.double()).abs().max()) / scale
+    return figure if figure == figure else float("inf")
+
+
 def plain_norm(x: Tensor) -> Tensor:
     """Layer normalisation without weights: what mutants use."""
     return F.layer_norm(x, x.shape[-1:])

@@ -1,5 +1,6 @@
 """What is supposed of a module: which parameter plays which role, in which layout, in which formula."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
@@ -7,7 +8,7 @@ from torch import Tensor, nn
 from lockstep.attention.contract import INPUT_ROLES
 from lockstep.attention.layout import Layout
 from lockstep.verification.construction import Sizes
-from lockstep.verification.formula import Fault, Formula, Norm, plain_norm
+from lockstep.verification.formula import Fault, Formula, Norm, evaluate, plain_norm, relative_difference
 from lockstep.verification.weight_search import Cell, layouts
 
 AGREES = 1e-6
@@ -44,12 +45,20 @@ class Hypothesis:
         return replace(self, formula=fault.applied_to(self.formula), faults=(*self.faults, fault))
 
 
-def agree(found: Tensor, expected: Tensor, rows: Tensor) -> bool:
-    """Whether the judged rows of two outputs (B, T_q, D) agree."""
-    if found.shape != expected.shape:
+def reproduces(
+    formula: Formula,
+    weights: Mapping[str, Tensor],
+    inputs: tuple[Tensor, Tensor, Tensor],
+    out: Tensor,
+    norm: Norm,
+    visible: Tensor | None = None,
+) -> bool:
+    """Whether a formula gives the judged rows of an output (B, T_q, D)."""
+    if not formula.fits(inputs[0].size(1), inputs[1].size(1)):
         return False
-    difference = (found - expected)[rows]
-    return difference.numel() > 0 and bool(difference.abs().max() <= AGREES * expected[rows].abs().max())
+    expected, rows = evaluate(formula, weights, *inputs, visible, norm)
+    alike = out.shape == expected.shape and bool(rows.any())
+    return alike and relative_difference(out[rows], expected[rows]) <= AGREES
 
 
 def has_scores_fault(hypothesis: Hypothesis) -> bool:

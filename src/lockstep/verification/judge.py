@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lockstep.attention.contract import INPUT_ROLES
 from lockstep.verification.calling import CAUSAL_ARGUMENTS, check_stated, find_call, flags
-from lockstep.verification.candidate import Situation, Subject, situations
+from lockstep.verification.candidate import SELF_ATTENTION, Candidate, Situation, situations
 from lockstep.verification.certificate import Certificate, Finding
 from lockstep.verification.checks import FLOAT32, Check, judged_checks
 from lockstep.verification.construction import construct, refuse_unregistered, set_dropout, signature, sizes_of
@@ -50,7 +50,8 @@ def verify(
     stated = {name: value for name, value in (conventions or {}).items() if value is not None}
     check_stated(stated)
     started = time.perf_counter()
-    name = target if isinstance(target, str) else _name(target if isinstance(target, type) else type(target))
+    cls = target if isinstance(target, type) else type(target)
+    name = target if isinstance(target, str) else f"{cls.__module__}.{cls.__qualname__}"
     certificate = Certificate(name, folder=str(Path.cwd()))
     random_state, threads = torch.get_rng_state(), torch.get_num_threads()
     torch.manual_seed(0)
@@ -58,12 +59,9 @@ def verify(
     try:
         with importable(target, forget=True) if isinstance(target, str) else nullcontext():
             _Verification(certificate, stated).run(target, arguments or {})
-    except CannotTell as error:
+    except (CannotTell, UserCodeError) as error:
         certificate.verdict = "could not tell"
-        certificate.findings.append(Finding("could_not_tell", str(error)))
-    except UserCodeError as error:
-        certificate.verdict = "could not tell"
-        certificate.findings.append(Finding("failed", str(error), error.trace))
+        certificate.findings.append(Finding(error.code, str(error), error.trace))
     finally:
         torch.set_rng_state(random_state)
         torch.set_num_threads(threads)
@@ -84,10 +82,6 @@ def assert_multi_head_attention(
     certificate = verify(target, arguments, conventions)
     if certificate.verdict != "equivalent":
         raise AssertionError("\n" + certificate.table())
-
-
-def _name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 @dataclass
@@ -123,17 +117,15 @@ class _Verification:
         initial = {name: p.detach().clone() for name, p in module.named_parameters()}
         set_dropout(module, 0.0)
         _draw_everything(module)
-        conventions, neutrals = find_call(module, sizes, self.stated)
-        c.conventions = conventions
-        c.remarks += [f"{name!r} was given None: what it does was not verified" for name in conventions.none]
-        search = MappingSearch(module, sizes, conventions, neutrals)
+        c.conventions, neutrals = find_call(module, sizes, self.stated)
+        c.remarks += [f"{name!r} was given None: what it does was not verified" for name in c.conventions.none]
+        search = MappingSearch(module, sizes, c.conventions, neutrals)
         if self._answers_otherwise(search):
             return
         try:
             found = search.search()
         except Unexplained as error:
-            c.verdict = "different"
-            c.findings.append(Finding("unknown", f"unknown difference, first seen in {error}"))
+            c.differs("unknown", f"unknown difference, first seen in {error}")
             return
         finally:
             c.conventions = search.conventions
@@ -146,14 +138,14 @@ class _Verification:
         elif frozen:
             c.remarks.append(f"{', '.join(frozen)} came frozen, and was judged as if it learnt")
         equal_lengths = search.unequal_lengths_failed is not None
-        subject = Subject(module, sizes, search.conventions, c.mapping)
-        undecided = self._masks(subject, found, equal_lengths)
-        c.conventions = subject.conventions
-        if self._bijection(subject, found):
-            asked = situations(subject.conventions, not equal_lengths, flags(module))
-            dropping = self._dropping(loaded, subject)
-            asked = [situation for situation in asked if self._answered(subject, situation)]
-            self._certify(subject, asked, initial, dropping)
+        candidate = Candidate(module, sizes, search.conventions, c.mapping)
+        undecided = self._masks(candidate, found, equal_lengths)
+        c.conventions = candidate.conventions
+        if self._bijection(candidate, found):
+            asked = situations(candidate.conventions, not equal_lengths, flags(module))
+            dropping = self._dropping(loaded, candidate)
+            asked = [situation for situation in asked if self._answered(candidate, situation)]
+            self._certify(candidate, asked, initial, dropping)
         if c.findings and {finding.code for finding in c.findings} <= CORE:
             beside = ", ".join(fault.sentence for fault in found.faults)
             c.findings.append(Finding("core_equivalent", f"the attention core is the reference; beside it, {beside}"))
@@ -175,14 +167,13 @@ class _Verification:
 
         if not differ((0, 1)):
             return False
-        self.certificate.verdict = "different"
         if not all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True)):
             code, sentence = "changes_inputs", "it writes into its inputs"
         elif differ((0, 0)):
             code, sentence = "keeps_state", "something is carried over from call to call"
         else:
             code, sentence = "dropout_in_eval", "dropout stays active in eval"
-        self.certificate.findings.append(Finding(code, f"{sentence}: called twice, it answers differently"))
+        self.certificate.differs(code, f"{sentence}: called twice, it answers differently")
         return True
 
     def _judge_mapping(self, search: MappingSearch, found: Hypothesis) -> None:
@@ -217,16 +208,15 @@ class _Verification:
             c.remarks.append("it has no key bias: the softmax would ignore one")
 
     def _add(self, code: str, sentence: str, trace: str = "") -> None:
-        self.certificate.verdict = "different"
-        self.certificate.findings.append(Finding(code, f"equals the reference except that {sentence}", trace))
+        self.certificate.differs(code, f"equals the reference except that {sentence}", trace)
 
-    def _masks(self, subject: Subject, found: Hypothesis, equal_lengths: bool) -> str | None:
+    def _masks(self, candidate: Candidate, found: Hypothesis, equal_lengths: bool) -> str | None:
         """Find the forms of masks; returns what cannot be decided about them."""
         if found.formula.softmax != "keys":
             return None  # nothing that a mask does to such weights has a name
-        cross = "key" in subject.conventions.roles and not equal_lengths
+        cross = "key" in candidate.conventions.roles and not equal_lengths
         try:
-            masks = find_masks(subject, found, self.stated.get("mask"), self.stated.get("mask_shape"), cross)
+            masks = find_masks(candidate, found, self.stated.get("mask"), self.stated.get("mask_shape"), cross)
         except CannotTell:
             if self.certificate.findings:
                 return None
@@ -235,17 +225,16 @@ class _Verification:
         self.certificate.checks += masks.wrong
         for fault in masks.faults:
             self._add(fault.code, fault.sentence)
-        subject.conventions = replace(
-            subject.conventions, masks=tuple(masks.forms), causal_argument=masks.causal_argument
+        candidate.conventions = replace(
+            candidate.conventions, masks=tuple(masks.forms), causal_argument=masks.causal_argument
         )
         return masks.undecided
 
-    def _bijection(self, subject: Subject, found: Hypothesis) -> bool:
+    def _bijection(self, candidate: Candidate, found: Hypothesis) -> bool:
         """Whether the mapping covers every parameter once and a round trip is exact; adds the check."""
         c = self.certificate
-        H, K = subject.sizes.num_heads, subject.sizes.head_dim
-        own = {name: p.detach() for name, p in subject.module.named_parameters()}
-        layers = norms(subject.module) if "norm" in found.formula.around else {}
+        own = {name: p.detach() for name, p in candidate.module.named_parameters()}
+        layers = norms(candidate.module) if "norm" in found.formula.around else {}
         of_norms = {f"{name}.{p}" for name, layer in layers.items() for p, _ in layer.named_parameters()}
         complete = {f"{role}.weight" for role in (*INPUT_ROLES, "output")} <= {
             f"{role}.{layout.kind}" for layout in c.mapping for role in layout.roles
@@ -253,9 +242,7 @@ class _Verification:
         headless = any("h" not in layout.axes and layout.axes != "d" for layout in c.mapping)
         if not complete or headless or {"tied_weights", "input_sliced"} & {finding.code for finding in c.findings}:
             return False
-        back: dict[str, Tensor] = {}
-        for layout in c.mapping:
-            back |= layout.write(layout.read(own, H, K), H, K)
+        back = candidate.stored(candidate.canonical(own))
         unused = sorted(set(own) - set(back) - of_norms)
         if unused:
             self._add("unused_parameters", f"these parameters play no role in it: {', '.join(unused)}")
@@ -263,47 +250,46 @@ class _Verification:
         c.checks.append(Check("parameters: a bijection, exact there and back", float(wrong), 0.0, numerical=False))
         return not unused
 
-    def _answered(self, subject: Subject, situation: Situation) -> bool:
+    def _answered(self, candidate: Candidate, situation: Situation) -> bool:
         """Whether it may be judged: what it may refuse is tried first."""
         if situation.refusable:
             try:
-                subject.call(subject.draw(situation), situation)
+                candidate.call(candidate.draw(situation), situation)
             except UserCodeError as error:
                 self.certificate.remarks.append(f"it refuses {situation.name}: {error}")
                 return False
         return True
 
-    def _dropping(self, loaded: type | nn.Module, subject: Subject) -> Check:
+    def _dropping(self, loaded: type | nn.Module, candidate: Candidate) -> Check:
         """Whether dropout is inactive in eval: the layers told to drop, and the class constructed anew to do so."""
-        situation, figure = Situation("self-attention", 7, 7), 0.0
-        inputs, arguments = subject.draw(situation), self.certificate.arguments
-        dropping = [subject]
+        situation, figure = SELF_ATTENTION, 0.0
+        inputs, arguments = candidate.draw(situation), self.certificate.arguments
+        dropping = [candidate]
         if isinstance(loaded, type) and "'dropout'" in str(arguments):
             with user_code("constructing it with a dropout of 0.5"):
-                anew = loaded(**resolve(arguments, subject.sizes.values(dropout=0.5))).to(torch.float64).eval()
-            dropping.append(Subject(anew, subject.sizes, subject.conventions, subject.mapping))
+                anew = loaded(**resolve(arguments, candidate.sizes.values(dropout=0.5))).to(torch.float64).eval()
+            dropping.append(Candidate(anew, candidate.sizes, candidate.conventions, candidate.mapping))
         with torch.no_grad():
-            without = subject.call(inputs, situation)
-            found = set_dropout(subject.module, 0.5)
+            without = candidate.call(inputs, situation)
+            found = set_dropout(candidate.module, 0.5)
             try:
                 for each in dropping:
-                    if each is not subject:
+                    if each is not candidate:
                         each.call(inputs, situation)  # where parameters are made by the first call
-                        each.module.load_state_dict(subject.module.state_dict(), strict=False)
+                        each.module.load_state_dict(candidate.module.state_dict(), strict=False)
                     figure = max(figure, float((each.call(inputs, situation) - without).abs().max()))
             finally:
-                set_dropout(subject.module, 0.0)
+                set_dropout(candidate.module, 0.0)
         if figure:
-            self.certificate.verdict = "different"
-            self.certificate.findings.append(
-                Finding("dropout_in_eval", "dropout stays active in eval: at 0.5 the answer is another")
-            )
+            self.certificate.differs("dropout_in_eval", "dropout stays active in eval: at 0.5 the answer is another")
         note = "" if found or len(dropping) > 1 else "it has none"
         return Check("dropout of 0.5 is inactive in eval", figure, 0.0, numerical=False, note=note)
 
-    def _certify(self, subject: Subject, asked: list[Situation], initial: dict[str, Tensor], dropping: Check) -> None:
+    def _certify(
+        self, candidate: Candidate, asked: list[Situation], initial: dict[str, Tensor], dropping: Check
+    ) -> None:
         c = self.certificate
-        c.checks += [*judged_checks(subject, asked), dropping]
+        c.checks += [*judged_checks(candidate, asked), dropping]
         if c.findings:
             return
         failed = [check for check in c.checks if not check.passed]
@@ -314,17 +300,16 @@ class _Verification:
             rounded = [c for c in outputs if isinstance(c.figure, float) and c.figure <= FLOAT32]
             if outputs and rounded == outputs:
                 code, what = "single_precision", "right to single precision only: it rounds, or adds a small constant"
-            self.certificate.verdict = "different"
-            c.findings.append(Finding(code, f"{what}, first seen in: {failed[0].what} ({seen})"))
+            c.differs(code, f"{what}, first seen in: {failed[0].what} ({seen})")
             return
-        c.mutants = dict(mutants(subject, asked))
+        c.mutants = dict(mutants(candidate, asked))
         survivors = [name for name, outcome in c.mutants.items() if outcome == "NOT CAUGHT"]
-        blunt = blunt_checks(subject, asked)
+        blunt = blunt_checks(candidate, asked)
         if survivors or blunt:
             c.findings.append(Finding("void", f"the checks have no teeth here: {'; '.join([*survivors, *blunt])}"))
             return
         c.remarks.append("spoiled (one weight by 1%, noise on the output), it fails every numerical check")
-        c.checks += reported(subject, subject.canonical(initial))
+        c.checks += reported(candidate, candidate.canonical(initial))
         c.verdict = "equivalent"
 
 

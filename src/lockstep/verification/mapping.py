@@ -13,10 +13,15 @@ from torch import Tensor, nn
 
 from lockstep.verification.construction import Sizes
 from lockstep.verification.conventions import Conventions, MaskForm
-from lockstep.verification.formula import FAULTS, Fault, Norm, evaluate, plain_norm
-from lockstep.verification.hypotheses import Hypothesis, agree, has_scores_fault, stored_alike, tied
+from lockstep.verification.formula import FAULTS, Fault, Norm, plain_norm
+from lockstep.verification.hypotheses import Hypothesis, has_scores_fault, reproduces, stored_alike, tied
 from lockstep.verification.user_code import UserCodeError, user_code
 from lockstep.verification.weight_search import Cell, Groups, bijective, cells, norms, redraw
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+"""Query (B, T_q, D), key and value (B, T_k, D)."""
+Answer = tuple[MaskForm | None, Inputs, Tensor]
+"""How "no mask" was said, the inputs, and the output."""
 
 
 class Unexplained(Exception):
@@ -44,7 +49,7 @@ class MappingSearch:
         self.doubt = "the scores: with several keys no known formula reproduces the output"
         self.unequal_lengths_failed: UserCodeError | None = None
 
-    def inputs(self, B: int, T_q: int, T_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def inputs(self, B: int, T_q: int, T_k: int) -> Inputs:
         """Query, key and value, as different as the class lets them be."""
         x = [torch.randn(B, T, self.sizes.d_model, generator=self.generator, dtype=torch.float64)
              for T in (T_q, T_k, T_k)]  # fmt: skip
@@ -53,7 +58,7 @@ class MappingSearch:
         key = x[1] if "key" in roles else query
         return query, key, x[2] if "value" in roles else key
 
-    def run(self, inputs: tuple[Tensor, Tensor, Tensor], neutral: MaskForm | None) -> Tensor:
+    def run(self, inputs: Inputs, neutral: MaskForm | None) -> Tensor:
         with user_code("calling it") as printed, torch.no_grad():
             out = replace(self.conventions, neutral=neutral).call(self.module, self.sizes.num_heads, *inputs)
         self.prints = self.prints or bool(printed.getvalue())
@@ -72,14 +77,11 @@ class MappingSearch:
         redraw(self.module, self.sizes, self.generator, biases)
         self.already_read.clear()
 
-    def _agrees(self, hypothesis: Hypothesis, inputs: tuple[Tensor, Tensor, Tensor], out: Tensor) -> bool:
-        if not hypothesis.formula.fits(inputs[0].size(1), inputs[1].size(1)):
-            return False
+    def _agrees(self, hypothesis: Hypothesis, inputs: Inputs, out: Tensor) -> bool:
         # With one key, any weights stand for the query's and the key's.
         stand_in = {f"{role}.weight": hypothesis.cells["value.weight"] for role in ("query", "key")}
         weights = {name: self._read(name, cell) for name, cell in (stand_in | hypothesis.cells).items()}
-        expected, rows = evaluate(hypothesis.formula, weights, *inputs, norm=hypothesis.norm)
-        return agree(out, expected, rows)
+        return reproduces(hypothesis.formula, weights, inputs, out, hypothesis.norm)
 
     def search(self) -> Hypothesis:
         """Find the mapping; sets the conventions' neutral mask and causality.
@@ -136,9 +138,7 @@ class MappingSearch:
             if sorted(nearest) == list(range(H)) and self._agrees(hypothesis, inputs, out):
                 yield hypothesis
 
-    def _value_faults(
-        self, starts: list[Hypothesis], inputs: tuple[Tensor, Tensor, Tensor], out: Tensor
-    ) -> Iterator[Hypothesis]:
+    def _value_faults(self, starts: list[Hypothesis], inputs: Inputs, out: Tensor) -> Iterator[Hypothesis]:
         layers: list[Norm] = [*norms(self.module).values(), plain_norm]
         alone = [Hypothesis({"value.weight": value}) for value in self.places]
         for fault in FAULTS:
@@ -161,10 +161,10 @@ class MappingSearch:
 
     # Several keys: the scores.
 
-    def _outputs(self) -> list[tuple[MaskForm | None, tuple[Tensor, Tensor, Tensor], Tensor]]:
+    def _outputs(self) -> list[Answer]:
         """What the class answers to each of its ways to say "no mask", like answers once."""
         lengths = [(7, 11), (7, 7)] if len(self.conventions.roles) > 1 else [(7, 7)]
-        answers: list[tuple[MaskForm | None, tuple[Tensor, Tensor, Tensor], Tensor]] = []
+        answers: list[Answer] = []
         failure: UserCodeError | None = None
         for T_q, T_k in lengths:
             inputs = self.inputs(2, T_q, T_k)
@@ -219,7 +219,7 @@ class MappingSearch:
 
     def _first(
         self,
-        answers: list[tuple[MaskForm | None, tuple[Tensor, Tensor, Tensor], Tensor]],
+        answers: list[Answer],
         hypotheses: list[Hypothesis],
         faults: Sequence[Fault | None] = (None,),
     ) -> Hypothesis | None:
@@ -227,17 +227,12 @@ class MappingSearch:
         for neutral, inputs, out in answers:
             for fault in faults:
                 for hypothesis in hypotheses:
-                    for causal in ("none", "lower_right"):
-                        if hypothesis.formula.causal != "none" and causal == "none":
+                    found = hypothesis.formula.causal
+                    for causal in ("none", "lower_right") if found == "none" else (found,):
+                        if fault is not None and causal == "none" and "causal" in fault.needs:
                             continue
-                        formula = hypothesis.formula
-                        if formula.causal == "none":
-                            formula = replace(formula, causal=causal)
-                        tried = replace(hypothesis, formula=formula)
-                        if fault is not None:
-                            if causal == "none" and "causal" in fault.needs:
-                                continue
-                            tried = tried.faulty(fault)
+                        tried = replace(hypothesis, formula=replace(hypothesis.formula, causal=causal))
+                        tried = tried if fault is None else tried.faulty(fault)
                         if self._agrees(tried, inputs, out):
                             is_causal = tried.formula.causal != "none"
                             self.conventions = replace(self.conventions, neutral=neutral, causal=is_causal)
@@ -276,14 +271,12 @@ class MappingSearch:
                             return self._ignored_biases(with_key, inside, several)
         raise Unexplained("the biases: without them the output is explained, with them it is not")
 
-    def _outputs_again(self) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    def _outputs_again(self) -> tuple[Inputs, Tensor]:
         T_k = 7 if len(self.conventions.roles) == 1 or self.unequal_lengths_failed else 11
         inputs = self.inputs(2, 7, T_k)
         return inputs, self.run(inputs, self.conventions.neutral)
 
-    def _ignored_biases(
-        self, found: Hypothesis, inside: list[Cell], several: tuple[tuple[Tensor, Tensor, Tensor], Tensor]
-    ) -> Hypothesis:
+    def _ignored_biases(self, found: Hypothesis, inside: list[Cell], several: tuple[Inputs, Tensor]) -> Hypothesis:
         """What is left is a bias that the softmax ignores, so that no output can tell: the key's, in the reference."""
         for role in ("key", "query"):
             for cell in inside:

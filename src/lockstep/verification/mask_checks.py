@@ -1,17 +1,18 @@
 """Fourth stage: which masks the class takes, in which form, and whether they do what a mask should."""
 
 from dataclasses import dataclass, field, replace
+from inspect import Parameter
 
 import torch
 from torch import Tensor
 
 from lockstep.verification.calling import CAUSAL_ARGUMENTS, mask_arguments
-from lockstep.verification.candidate import Inputs, Situation, Subject
-from lockstep.verification.checks import FLOAT64, Check, relative
+from lockstep.verification.candidate import Candidate, Inputs, Situation
+from lockstep.verification.checks import FLOAT64, Check
 from lockstep.verification.construction import signature
 from lockstep.verification.conventions import MASK_SHAPES, MEANINGS, MaskForm
-from lockstep.verification.formula import FAULTS, Fault, Formula, evaluate
-from lockstep.verification.hypotheses import Hypothesis, agree
+from lockstep.verification.formula import FAULTS, Fault, Formula, relative_difference
+from lockstep.verification.hypotheses import Hypothesis, reproduces
 from lockstep.verification.user_code import CannotTell, UserCodeError
 
 
@@ -31,27 +32,23 @@ class MaskFindings:
 
 
 class _Answers:
-    """What a subject answers to masks, beside the formula found so far."""
+    """What a candidate answers to masks, beside the formula found so far."""
 
-    def __init__(self, subject: Subject, found: Hypothesis) -> None:
-        self.subject, self.found = subject, found
-        self.weights = found.weights(subject.module, subject.sizes)
+    def __init__(self, candidate: Candidate, found: Hypothesis) -> None:
+        self.candidate, self.found = candidate, found
+        self.weights = found.weights(candidate.module, candidate.sizes)
 
     def ask(self, situation: Situation) -> tuple[Inputs, Tensor | None]:
-        inputs = self.subject.draw(situation, seed=1)
+        inputs = self.candidate.draw(situation, seed=1)
         try:
             with torch.no_grad():
-                return inputs, self.subject.call(inputs, situation)
+                return inputs, self.candidate.call(inputs, situation)
         except (UserCodeError, ValueError):
             return inputs, None
 
     def matches(self, formula: Formula, inputs: Inputs, out: Tensor) -> bool:
-        if not formula.fits(inputs.query.size(1), inputs.key.size(1)):
-            return False
-        expected, rows = evaluate(
-            formula, self.weights, inputs.query, inputs.key, inputs.value, inputs.visible, self.found.norm
-        )
-        return agree(out, expected, rows)
+        given = (inputs.query, inputs.key, inputs.value)
+        return reproduces(formula, self.weights, given, out, self.found.norm, inputs.visible)
 
     def ignores(self, form: MaskForm) -> bool:
         inputs, out = self.ask(_masked(form))
@@ -61,8 +58,8 @@ class _Answers:
         """The difference from the reference, as the judged checks show it."""
         inputs, out = self.ask(situation)
         assert out is not None
-        expected, rows = self.subject.expected(self.weights, inputs, situation)
-        return Check(f"output, {situation.name}", relative(out[rows], expected[rows]), FLOAT64)
+        expected, rows = self.candidate.expected(self.weights, inputs, situation)
+        return Check(f"output, {situation.name}", relative_difference(out[rows], expected[rows]), FLOAT64)
 
     def right(self, situation: Situation) -> bool | None:
         """Whether the answer is the formula's; None where the class refuses the question."""
@@ -74,12 +71,12 @@ class _Answers:
 
 
 def find_masks(
-    subject: Subject, found: Hypothesis, meaning: str | None, shape: str | None, cross: bool
+    candidate: Candidate, found: Hypothesis, meaning: str | None, shape: str | None, cross: bool
 ) -> MaskFindings:
     """Try every form of mask on every mask argument, and name what is wrong where none works.
 
     Args:
-        subject: the module, its mapping and conventions found.
+        candidate: the module, its mapping and conventions found.
         found: the formula that explains it without masks.
         meaning: the meaning that the user states, see :class:`MaskForm`.
         shape: the shape that the user states.
@@ -88,8 +85,9 @@ def find_masks(
     Raises:
         CannotTell: no form of mask is accepted.
     """
-    answers, findings = _Answers(subject, found), MaskFindings()
-    for argument in mask_arguments(subject.module):
+    answers, findings = _Answers(candidate, found), MaskFindings()
+    parameters = signature(type(candidate.module), "forward")
+    for argument in mask_arguments(candidate.module):
         forms = [
             MaskForm(argument, one, other)
             for one in ((meaning,) if meaning else MEANINGS)
@@ -102,7 +100,7 @@ def find_masks(
             ignored = [form for form, right in verdicts.items() if right is False and answers.ignores(form)]
             findings.remarks += [f"a mask is ignored where it is {form}" for form in ignored]
             _judge(answers, argument, accepted, cross, findings, stated=meaning is not None)
-        elif refused and (meaning or shape or not _optional(subject, argument)):
+        elif refused and (meaning or shape or parameters[argument].default is Parameter.empty):
             raise CannotTell(
                 f"{argument!r} accepts no mask of the forms tried; "
                 "settle it with conventions.mask=... and conventions.mask_shape=..."
@@ -120,11 +118,6 @@ def _masked(form: MaskForm, cross: bool = False) -> Situation:
     if cross:
         return Situation(f"{form}, cross", 5, 11, same=False, forms=(form,))
     return Situation(f"{form}, self", 7, 7, forms=(form,))
-
-
-def _optional(subject: Subject, argument: str) -> bool:
-    parameter = signature(type(subject.module), "forward")[argument]
-    return parameter.default is not parameter.empty
 
 
 def _judge(
@@ -199,19 +192,14 @@ def _causal_argument(answers: _Answers, cross: bool, findings: MaskFindings) -> 
     """The argument that switches causality on, if there is one that works alone."""
     if answers.found.formula.causal != "none":
         return None
-    for name in signature(type(answers.subject.module), "forward"):
+    for name in signature(type(answers.candidate.module), "forward"):
         if name.lower() not in CAUSAL_ARGUMENTS:
             continue
-        conventions = answers.subject.conventions
-        answers.subject.conventions = replace(conventions, causal_argument=name)
+        conventions = answers.candidate.conventions
+        answers.candidate.conventions = replace(conventions, causal_argument=name)
         try:
-            for situation in (
-                Situation("causal", 7, 7, is_causal=True),
-                Situation("causal", 5, 11, False, is_causal=True),
-            ):
-                if situation.T_q != situation.T_k and not cross:
-                    continue
-                inputs, out = answers.ask(situation)
+            for T_q, T_k in [(7, 7), (5, 11)] if cross else [(7, 7)]:
+                inputs, out = answers.ask(Situation("causal", T_q, T_k, same=T_q == T_k, is_causal=True))
                 if out is None:
                     return None
                 formula = answers.found.formula
@@ -223,6 +211,6 @@ def _causal_argument(answers: _Answers, cross: bool, findings: MaskFindings) -> 
                 findings.faults.append(named[0] if named else _unknown(name))
                 return name
         finally:
-            answers.subject.conventions = conventions
+            answers.candidate.conventions = conventions
         return name
     return None

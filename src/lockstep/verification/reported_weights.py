@@ -5,48 +5,48 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from lockstep.verification.candidate import Inputs, Situation, Subject
-from lockstep.verification.checks import Check, relative
+from lockstep.verification.candidate import SELF_ATTENTION, Candidate, Inputs, Situation
+from lockstep.verification.checks import Check, errors_in
+from lockstep.verification.formula import relative_difference
 from lockstep.verification.user_code import UserCodeError
 
 
-def reported(subject: Subject, initial: dict[str, Tensor]) -> Iterator[Check]:
+def reported(candidate: Candidate, initial: dict[str, Tensor]) -> Iterator[Check]:
     """Figures without a limit.
 
     Args:
-        subject: in float64.
+        candidate: in float64.
         initial: the canonical weights as the class initialises them.
     """
-    yield _empty_rows(subject)
-    yield from _initialisation(subject, initial)
-    yield from _optimisers(subject)
-    state = [name for name, _ in subject.module.named_buffers()]
+    yield _empty_rows(candidate)
+    yield from _initialisation(candidate, initial)
+    yield from _optimisers(candidate)
+    state = [name for name, _ in candidate.module.named_buffers()]
     yield Check("stored state beside the parameters", ", ".join(state) or "none")
-    yield _bfloat16(subject)
+    yield _bfloat16(candidate)
 
 
-def _empty_rows(subject: Subject) -> Check:
+def _empty_rows(candidate: Candidate) -> Check:
     """What a query gets that may see nothing."""
     what = "a query that may see nothing gets"
-    form = next((form for form in subject.conventions.masks if "q" in form.shape), None)
+    form = next((form for form in candidate.conventions.masks if "q" in form.shape), None)
     if form is None:
         return Check(what, "not asked: no mask has queries")
     situation = Situation("a row of the mask is empty", 7, 7, forms=(form,))
-    inputs = subject.draw(situation)
+    inputs = candidate.draw(situation)
     visible = inputs.masks[0].clone()
     visible[..., 3, :] = False
     try:
         with torch.no_grad():
-            row = subject.call(Inputs(inputs.query, inputs.key, inputs.value, (visible,)), situation)[:, 3]
+            row = candidate.call(Inputs(inputs.query, inputs.key, inputs.value, (visible,)), situation)[:, 3]
     except UserCodeError as error:
         return Check(what, f"an error: {error}")
-    weights = subject.weights()
-    alone = weights.get("output.bias", torch.zeros(subject.sizes.d_model, dtype=torch.float64)).expand_as(row)
+    weights = candidate.weights()
+    alone = weights.get("output.bias", torch.zeros(candidate.sizes.d_model, dtype=torch.float64)).expand_as(row)
     uniform = dict(weights)
     uniform["query.weight"] = torch.zeros_like(weights["query.weight"])
     uniform.pop("query.bias", None)
-    plain = Situation("uniform", 7, 7)
-    mean = subject.expected(uniform, Inputs(inputs.query, inputs.key, inputs.value), plain)[0][:, 3]
+    mean = candidate.expected(uniform, Inputs(inputs.query, inputs.key, inputs.value), SELF_ATTENTION)[0][:, 3]
     if row.isnan().any():
         return Check(what, "NaN")
     if torch.allclose(row, alone, rtol=0, atol=1e-9):
@@ -54,26 +54,23 @@ def _empty_rows(subject: Subject) -> Check:
     return Check(what, "the mean of all values" if torch.allclose(row, mean, rtol=0, atol=1e-6) else "something else")
 
 
-def _initialisation(subject: Subject, initial: dict[str, Tensor]) -> Iterator[Check]:
+def _initialisation(candidate: Candidate, initial: dict[str, Tensor]) -> Iterator[Check]:
     """Deviation of the initial weights over that of Xavier on D x D, which the reference uses."""
-    reference = (1 / subject.sizes.d_model) ** 0.5
+    reference = (1 / candidate.sizes.d_model) ** 0.5
     ratios = [f"{n.split('.')[0]} {float(w.std()) / reference:.2f}" for n, w in initial.items() if n.endswith("weight")]
     yield Check("initial weights, deviation over the reference's", ", ".join(ratios))
 
 
-def _optimisers(subject: Subject) -> Iterator[Check]:
+def _optimisers(candidate: Candidate) -> Iterator[Check]:
     """One step in this layout, beside one step on canonical D x D matrices from the same gradients."""
     generator = torch.Generator().manual_seed(3)
-    H, K = subject.sizes.num_heads, subject.sizes.head_dim
-    weights = {n: w for n, w in subject.weights().items() if n.endswith("weight")}
+    weights = {n: w for n, w in candidate.weights().items() if n.endswith("weight")}
     gradients = {n: torch.randn(w.shape, generator=generator, dtype=w.dtype) for n, w in weights.items()}
-    layouts = [layout for layout in subject.mapping if layout.kind == "weight"]
+    mapping = [layout for layout in candidate.mapping if layout.kind == "weight"]
+    unbiased = Candidate(candidate.module, candidate.sizes, candidate.conventions, mapping)
 
     def matrices(canonical: dict[str, Tensor]) -> dict[str, Tensor]:
         return {n: t.flatten(1) if n == "output.weight" else t.flatten(0, 1) for n, t in canonical.items()}
-
-    def stored(canonical: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: t for layout in layouts for name, t in layout.write(canonical, H, K).items()}
 
     optimisers: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
         "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
@@ -84,15 +81,12 @@ def _optimisers(subject: Subject) -> Iterator[Check]:
     for name, make in optimisers.items():
         what = f"{name} in this layout against D x D matrices"
         try:
-            found = _step(make, stored(weights), stored(gradients))
+            own = unbiased.canonical(_step(make, unbiased.stored(weights), unbiased.stored(gradients)))
         except ValueError as error:
             yield Check(what, f"refused: {error}")
             continue
-        own: dict[str, Tensor] = {}
-        for layout in layouts:
-            own |= layout.read(found, H, K)
         expected = _step(make, matrices(weights), matrices(gradients))
-        figure = max(relative(own[n].reshape(expected[n].shape), expected[n]) for n in expected)
+        figure = max(relative_difference(own[n].reshape(expected[n].shape), expected[n]) for n in expected)
         yield Check(what, figure, note="the same step" if figure < 1e-9 else "another step: it sees whole matrices")
 
 
@@ -107,24 +101,9 @@ def _step(
     return {name: parameter.detach() for name, parameter in parameters.items()}
 
 
-def _bfloat16(subject: Subject) -> Check:
-    """The class in bfloat16 against the float64 reference, beside the reference in bfloat16."""
-    what = "bfloat16 against float64"
-    situation = Situation("self-attention", 7, 7)
-    state = [(tensor, tensor.detach().clone()) for tensor in (*subject.module.parameters(), *subject.module.buffers())]
+def _bfloat16(candidate: Candidate) -> Check:
     try:
-        subject.module.bfloat16()
-        low = subject.weights()
-        inputs = subject.draw(situation, dtype=torch.bfloat16)
-        double = inputs.mapped(Tensor.double)
-        with torch.no_grad():
-            exact, rows = subject.expected({n: w.double() for n, w in low.items()}, double, situation)
-            own = relative(subject.expected(low, inputs, situation)[0][rows], exact[rows])
-            figure = relative(subject.call(inputs, situation)[rows], exact[rows])
+        figure, own = errors_in(torch.bfloat16, candidate, [SELF_ATTENTION])
     except UserCodeError as error:
-        return Check(what, str(error))
-    finally:
-        subject.module.double()
-        for tensor, before in state:
-            tensor.data = before
-    return Check(what, figure, note=f"the reference itself: {own:.1e}")
+        return Check("bfloat16 against float64", str(error))
+    return Check("bfloat16 against float64", figure, note=f"the reference itself: {own:.1e}")

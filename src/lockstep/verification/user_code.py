@@ -22,6 +22,8 @@ _OWN_CODE = str(Path(__file__).resolve().parent.parent)
 class CannotTell(Exception):
     """What could not be found, and the option that settles it."""
 
+    code, trace = "could_not_tell", ""
+
 
 class NoSuchOption(ValueError):
     """An argument or a convention that does not exist, or cannot have this value."""
@@ -34,6 +36,8 @@ class UserCodeError(Exception):
         sentence: what was being done, and how it failed.
         trace: the user's own part of the traceback.
     """
+
+    code = "failed"
 
     def __init__(self, sentence: str, trace: str = "") -> None:
         super().__init__(sentence)

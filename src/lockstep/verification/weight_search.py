@@ -164,15 +164,10 @@ def bijective(chosen: Iterable[Cell]) -> bool:
 
 def layouts(chosen: dict[str, Cell]) -> list[Layout]:
     """Cells by role -> the layouts of the parameters they are in."""
-    by_parameter: dict[str, list[tuple[int, str, Cell]]] = {}
+    roles: dict[str, list[str]] = {}
     for role, cell in chosen.items():
-        by_parameter.setdefault(cell.parameter, []).append((cell.index, role, cell))
+        roles.setdefault(cell.parameter, []).append(role)
     return [
-        Layout(
-            parameter,
-            group[0][2].axes,
-            tuple(role for _, role, _ in sorted(group, key=lambda g: g[0])),
-            group[0][2].heads,
-        )
-        for parameter, group in by_parameter.items()
+        Layout(parameter, chosen[of[0]].axes, tuple(sorted(of, key=lambda r: chosen[r].index)), chosen[of[0]].heads)
+        for parameter, of in roles.items()
     ]
