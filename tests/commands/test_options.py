@@ -175,7 +175,6 @@ def test_c37_the_command_line_wins_and_is_what_is_saved(tmp_path):
 def beside(tmp_path, monkeypatch):
     """The working folder, whose modules are forgotten again."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
@@ -193,11 +192,12 @@ class Mine(FusedAttention):
 def test_a_users_class_plugs_in_by_a_file_beside_them(beside, capsys):
     (beside / "mine_beside.py").write_text(MINE)
     options = [*TINY, "trainer.max_steps=2", "output=out", "attention._target_=mine_beside.Mine"]
+    path = [*sys.path]
     assert called("train", *options, "~attention.arithmetic") == 0
     output = capsys.readouterr().out
     assert "run folder: out/tiny-" in output
     assert "\r" not in output
-    assert sys.path[-1] == str(beside)
+    assert sys.path == path
 
 
 def test_what_fails_in_a_users_file_is_one_line_with_its_place(beside, capsys):
