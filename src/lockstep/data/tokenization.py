@@ -27,6 +27,7 @@ NEVER = (PAD, BOS, UNK)  # what no translation may hold
 CHUNK = 1_000_000  # characters encoded at a time: the library's record of a text is far larger than its ids
 ROWS = 1000  # texts of a dataset held at a time
 LONGEST_TRAINED_ON = 10_000  # characters of a text: training takes the square of the longest word
+LONGEST_TOKEN = 4 * LONGEST_TRAINED_ON  # bytes of one that training can make
 LEAST, MOST = 256 + len(SPECIAL_TOKENS), 2**17  # tokens of a subword vocabulary
 LARGEST_FILE = 2**25  # bytes of a saved tokenizer: one of as many tokens takes half of it
 
@@ -163,6 +164,8 @@ def tokenizer_from(saved: str) -> Tokenizer:
 def _from_parts(model: dict[str, Any]) -> Tokenizer:
     vocabulary = model["vocab"]
     in_order = sorted(vocabulary, key=vocabulary.__getitem__)
+    if max(map(len, vocabulary)) > LONGEST_TOKEN:  # a translation may say it hundreds of times
+        raise ValueError(f"a token has over {LONGEST_TOKEN:,} characters")
     if [vocabulary[token] for token in in_order] != list(range(len(vocabulary))):
         raise ValueError("ids are not 0, 1, 2, ...")
     if tuple(in_order[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:
