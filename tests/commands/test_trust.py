@@ -247,7 +247,7 @@ def test_runs_of_before_options_were_added_go_on(folder):
         (lambda c: c.update(global_step=10**5000), "holds more than tensors"),
         (lambda c: c.update(optimizer_states=[]), "has no usable 'optimizer_states'"),
         (lambda c: c["loops"].update(loops=c["loops"]), "nested without end"),
-        (lambda c: c["loops"].update(x={"increment_ready": "x"}), r"has no usable 'loops\.x"),
+        (lambda c: c["loops"].update(x={"increment_ready": "x"}), r"has no usable 'loops\.x'$"),
         (lambda c: c["lockstep"]["config"].update(optimizer=[]), r"has no usable 'lockstep\.config\.optimizer'"),
         (set_weight("w", torch.zeros(1).expand(10**6, 10**6)), "larger tensors than it holds"),
         (set_weight("w", torch.empty(3, device="meta")), "holds more than tensors"),
