@@ -299,6 +299,8 @@ def test_what_a_checkpoint_claims_is_compared_with_what_it_holds(folder, command
     [
         lambda c: c["loops"].clear(),
         lambda c: c["callbacks"]["Saving"].update(random={}),
+        lambda c: c["callbacks"]["Saving"]["random"].update(numpy=("MT19937", [1] * 624, 10**9, 0, 0.0)),
+        lambda c: c["callbacks"]["Saving"]["random"].update(numpy=("MT19937", [1] * 624, -5, 0, 0.0)),
         lambda c: c["DataModule"].update(batches=100),
         lambda c: c["DataModule"].update(batches=0),
         lambda c: c["optimizer_states"][0]["param_groups"][0].update(params=[0]),
