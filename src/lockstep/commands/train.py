@@ -269,6 +269,8 @@ def convert(config: dict[str, Any]) -> None:
         options.attention["_target_"],
         f"go on with: python scripts/train.py {with_trust('resume', output, saved_config(converted))}",
     )
+    if not any((folder / "target_tokenizer.json").exists() for folder in output.absolute().parents[:2]):
+        logger.info("to translate with it, put source_tokenizer.json and target_tokenizer.json of its run beside it")
 
 
 def _write_inputs(folder: Path, config: Mapping[str, Any], data: DataModule) -> None:

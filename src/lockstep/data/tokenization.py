@@ -23,6 +23,7 @@ from lockstep.data.encoded import Encoded
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS, UNK = range(4)
+REPLACEMENT = "\ufffd"  # what decoding makes of bytes that are no UTF-8
 NEVER = (PAD, BOS, UNK)  # what no translation may hold
 CHUNK = 1_000_000  # characters encoded at a time: the library's record of a text is far larger than its ids
 ROWS = 1000  # texts of a dataset held at a time
@@ -122,6 +123,14 @@ def until_end(ids: Iterable[int]) -> list[int]:
 def to_line(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
     """What a sequence says, as one line of text: bytes can spell line breaks, and what is no UTF-8 becomes U+FFFD."""
     return tokenizer.decode(until_end(ids)).replace("\r", " ").replace("\n", " ")
+
+
+def token_bytes(tokenizer: Tokenizer, index: int) -> bytes:
+    """The bytes of a subword token, which need not be whole characters; byte-level BPE spells each as a letter."""
+    as_they_are = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in as_they_are]
+    letters = {chr(byte): byte for byte in as_they_are} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+    return bytes(letters[letter] for letter in tokenizer.id_to_token(index) or "")
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

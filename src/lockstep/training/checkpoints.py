@@ -279,6 +279,8 @@ def newest_checkpoint(run: Path) -> Path:
     for name in (LAST, PREVIOUS):
         if (run / "checkpoints" / name).exists():
             return run / "checkpoints" / name
+    if runs := sorted(path.parents[1].name for path in run.glob(f"*/checkpoints/{LAST}")):
+        raise CheckpointError(f"{run} holds {len(runs)} runs; name one of them, such as {run / runs[0]}")
     raise CheckpointError(f"{run} has no checkpoints/{LAST}: not a run folder, or stopped before its first checkpoint")
 
 
