@@ -4,6 +4,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import nn
+
 from lockstep.attention import MultiHeadAttention
 from lockstep.base.errors import ConfigurationError
 from lockstep.base.hints import nearest
@@ -42,7 +44,13 @@ def attention_class(node: Any, path: str) -> type[MultiHeadAttention]:
     """The attention that a node names."""
     cls = locate(node, path)
     if not (isinstance(cls, type) and issubclass(cls, MultiHeadAttention)):
-        raise ConfigurationError(
-            f"option {path}._target_={node['_target_']} is not a lockstep.attention.MultiHeadAttention"
-        )
+        refusal = f"option {path}._target_={node['_target_']} is not a lockstep.attention.MultiHeadAttention"
+        if isinstance(cls, type) and issubclass(cls, nn.Module):
+            module, _, name = node["_target_"].rpartition(".")
+            file = f"{module.replace('.', '/')}.py"
+            refusal += (
+                f"; first python scripts/verify.py target={file if os.path.isfile(file) else module}:{name} save=NAME, "
+                "then attention=NAME, or compare.variants=[fused,NAME]"
+            )
+        raise ConfigurationError(refusal)
     return cls
