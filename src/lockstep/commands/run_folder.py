@@ -78,7 +78,8 @@ def log_file(folder: Path, name: str = "train.log") -> Iterator[None]:
 
 def shown(path: Path) -> str:
     """A path as short as can be from where the user stands."""
-    return min(os.path.relpath(path), str(path), key=len)
+    path, relative = Path(os.path.abspath(path)), os.path.relpath(path)
+    return relative if len(relative) + 1 < len(str(path)) else str(path)  # a / is worth a letter
 
 
 def how_to_go_on(folder: Path, config: Node) -> str:

@@ -14,7 +14,7 @@ from lockstep.base.terminal import say
 from lockstep.commands.options import parse
 from lockstep.verification.calling import NoSuchOption
 from lockstep.verification.certificate import ADAPTED
-from lockstep.verification.foreign import NoSuchTarget
+from lockstep.verification.foreign import NoSuchArgument, NoSuchTarget
 from lockstep.verification.judge import verify
 
 
@@ -58,16 +58,19 @@ def certify(config: dict[str, Any], conf: Path) -> int:
     saved, output = _configuration(options, conf), _certificate(options)
     try:
         certificate = verify(target, arguments, options.conventions)
-    except (NoSuchOption, NoSuchTarget) as error:
+    except (NoSuchOption, NoSuchArgument, NoSuchTarget) as error:
         raise ConfigurationError(str(error)) from error
     say(certificate.table())
     if output is not None:
         certificate.save(output)
+        say(f"Certificate: {output}")
     if saved is None:
         return certificate.exit_status
     if certificate.verdict == "equivalent":
         write_whole(saved, certificate.yaml())
-        say(f"Written: {saved}\nTrain it with: python scripts/train.py attention={options.save}")
+        lacks = certificate.conventions and certificate.conventions.untrainable
+        advice = f"Train it with: python scripts/train.py attention={options.save}"
+        say(f"Written: {saved}\n{f'It {lacks}, and so cannot be trained here.' if lacks else advice}")
     else:
         say(f"Not saved as {options.save}: that takes an equivalent class, and the verdict is: {certificate.verdict}")
     return certificate.exit_status

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from lockstep.verification.foreign import Settings, resolve
+from lockstep.verification.foreign import NoSuchArgument, Settings, resolve
 from lockstep.verification.user_code import CannotTell
 
 _NAMES = {
@@ -115,6 +115,7 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
     """An instance, the arguments that made it (as words where they depend on sizes), and its sizes.
 
     Raises:
+        NoSuchArgument: one that is given does not exist.
         CannotTell: an argument cannot be guessed.
     """
     if not issubclass(cls, nn.Module):
@@ -124,8 +125,11 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
     for name in given:
         if name not in parameters and not open_ended:
             nearest = get_close_matches(name, parameters, 1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; it has {', '.join(parameters) or 'none'}"
-            raise CannotTell(f"{cls.__name__} has no constructor argument {name!r}{hint}")
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise NoSuchArgument(
+                f"option arguments.{name}: the constructor of {cls.__name__} has no such argument; it has "
+                f"{', '.join(parameters) or 'none'}{hint}"
+            )
     sizes = _stated_sizes(given, num_heads)
     arguments: dict[str, Any] = {}
     actual: dict[str, Any] = {}

@@ -100,6 +100,13 @@ class Conventions:
         """The inputs that can differ from each other."""
         return set(self.inputs.values())
 
+    @property
+    def untrainable(self) -> str | None:
+        """What a Transformer asks for and the class cannot be asked, as the end of a sentence."""
+        if "key" not in self.roles:
+            return "attends only to itself"
+        return None if self.masks else "takes no mask"
+
     def call(self, module: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         """Call ``module`` with :meth:`arguments` and return its batch-first output, whatever that is."""
         out = module(**self.arguments(*inputs, **options))

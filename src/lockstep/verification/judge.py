@@ -44,7 +44,7 @@ def verify(
             ``mask_shape`` (such as "b q k") and ``num_heads``.
 
     Raises:
-        ValueError: an option or a class that does not exist.
+        ValueError: an option, a class or an argument that does not exist.
         InputError: the target's file or module is not there, or cannot be imported.
     """
     stated = {name: value for name, value in (conventions or {}).items() if value is not None}

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from lockstep.base.errors import InputError
-from lockstep.verification.foreign import NoSuchTarget
+from lockstep.verification.foreign import NoSuchArgument, NoSuchTarget
 
 TIME_LIMIT = 10.0
 """Seconds for one call of the user's code."""
@@ -86,7 +86,7 @@ def user_code(doing: str) -> Iterator[io.StringIO]:
             yield printed
     except _TookTooLong as error:
         raise UserCodeError(f"{doing} took longer than {TIME_LIMIT:g} s", _own_traceback(error)) from None
-    except (CannotTell, NoSuchTarget, InputError):
+    except (CannotTell, NoSuchArgument, NoSuchTarget, InputError):
         raise
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"{doing} raised {type(error).__name__}: {error}", _own_traceback(error)) from None
