@@ -31,6 +31,7 @@ from lockstep.commands.run_folder import (
     Resumed,
     checkpoint_of,
     how_to_go_on,
+    in_its_place,
     log_file,
     new_run_folder,
     resume,
@@ -182,13 +183,15 @@ def _continued(resumed: Resumed, config: Node, data: DataModule, trust: bool) ->
             f"checkpoint {shown(resumed.path)} belongs to another vocabulary than the one made here: its token ids "
             "mean other texts. The data, or the tokenizers library, has changed since"
         )
+    checkpoint = _in_attention(resumed.checkpoint, config["attention"], resumed.path, trust)
     if resumed.config["attention"] != config["attention"]:
         logger.info("converted %s to %s", shown(resumed.path), config["attention"]["_target_"])
-    return _in_attention(resumed.checkpoint, config["attention"], resumed.path, trust)
+    return checkpoint
 
 
 def _in_attention(checkpoint: Checkpoint, attention: Node, path: Path, trust: bool) -> Checkpoint:
     """The checkpoint as it is, or converted where it is of another attention."""
+    checkpoint = in_its_place(checkpoint, attention)
     same = saved_config(checkpoint).get("attention") == attention
     return checkpoint if same else convert_to(checkpoint, attention, path, trust)
 
@@ -230,7 +233,8 @@ def convert_to(checkpoint: Checkpoint, attention: Node, path: Path, trust: bool 
         CheckpointError: its attention is not known, or it is not what its configuration says.
         ConfigurationError: there is no way between the two, or the optimiser's state cannot move.
     """
-    _judge_conversion(checkpoint, path, trust)
+    checkpoint = in_its_place(checkpoint, attention)
+    _judge_conversion(checkpoint, path, trust or saved_config(checkpoint).get("attention") == attention)
     old = described_model(checkpoint, path)
     config = with_attention(saved_config(checkpoint), attention)
     sizes = (part.num_embeddings for part in (old.source_embedding, old.target_embedding))
