@@ -231,6 +231,7 @@ class _Verification:
                 return None
             raise
         self.certificate.remarks += masks.remarks
+        self.certificate.checks += masks.checks
         for fault in masks.faults:
             self._add(fault.code, fault.sentence)
         subject.conventions = replace(
@@ -258,7 +259,7 @@ class _Verification:
         if unused:
             self._add("unused_parameters", f"these parameters play no role in it: {', '.join(unused)}")
         wrong = len(unused) + sum(not torch.equal(back[name], own[name]) for name in back)
-        c.checks.append(Check("parameters: a bijection, exact there and back", float(wrong), 0.0, numerical=False))
+        c.checks.insert(0, Check("parameters: a bijection, exact there and back", float(wrong), 0.0, numerical=False))
         return not unused
 
     def _answered(self, subject: Subject, situation: Situation) -> bool:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lockstep.verification.calling import CAUSAL_ARGUMENTS, mask_arguments
 from lockstep.verification.candidate import Inputs, Situation, Subject
+from lockstep.verification.checks import FLOAT64, Check, relative
 from lockstep.verification.construction import signature
 from lockstep.verification.conventions import MASK_SHAPES, MEANINGS, MaskForm
 from lockstep.verification.formula import FAULTS, Fault, Formula, evaluate
@@ -16,11 +17,12 @@ from lockstep.verification.user_code import CannotTell, UserCodeError
 
 @dataclass
 class MaskFindings:
-    """The forms accepted, the causal switch, what is wrong, what is worth saying and what cannot be decided."""
+    """The forms accepted, the causal switch, what is wrong and by how much, what is worth saying, what is undecided."""
 
     forms: list[MaskForm] = field(default_factory=list)
     causal_argument: str | None = None
     faults: list[Fault] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     undecided: str | None = None
 
@@ -47,6 +49,18 @@ class _Answers:
             formula, self.weights, inputs.query, inputs.key, inputs.value, inputs.visible, self.found.norm
         )
         return agree(out, expected, rows)
+
+    def check(self, form: MaskForm, cross: bool = False) -> Check:
+        """How far the answer is from the right one, in the situation in which a fault was seen."""
+        situation = _masked(form, cross)
+        inputs, out = self.ask(situation)
+        figure, formula = float("inf"), self.found.formula
+        if out is not None and formula.fits(inputs.query.size(1), inputs.key.size(1)):
+            expected, rows = evaluate(
+                formula, self.weights, inputs.query, inputs.key, inputs.value, inputs.visible, self.found.norm
+            )
+            figure = relative(out[rows], expected[rows])
+        return Check(f"output, {form}, {'cross' if cross else 'self'}", figure, FLOAT64)
 
     def ignores(self, form: MaskForm) -> bool:
         inputs, out = self.ask(_masked(form))
@@ -99,7 +113,7 @@ def find_masks(
             findings.remarks.append(f"{argument!r} accepts no mask of any known form: it was left alone")
         else:
             running = [form for form, right in verdicts.items() if right is False]
-            findings.faults.append(_diagnose(answers, argument, running, cross=False))
+            _diagnose(answers, argument, running, findings, cross=False)
     findings.causal_argument = _causal_argument(answers, cross, findings)
     return findings
 
@@ -125,6 +139,8 @@ def _judge(
         shapes = ", ".join(form.shape for form in accepted if form.meaning == "one_blocks")
         sentence = f"ones in {argument!r} hide where it has the shape {shapes}, and show where it has another"
         findings.faults.append(Fault("mask_inverted", sentence, (), "mask"))
+        inverted = next(form for form in accepted if form.meaning == "one_blocks")
+        findings.checks.append(answers.check(replace(inverted, meaning="zero_blocks")))
     ones_hide = meanings <= {"one_blocks", "true_blocks"}
     if ones_hide and "one_blocks" in meanings and not stated and "key_padding" not in argument:
         findings.undecided = (
@@ -142,7 +158,7 @@ def _judge(
         across = {form: answers.right(_masked(form, cross=True)) for form in accepted}
         wrong = [form for form, right in across.items() if right is False]
         if wrong:
-            findings.faults.append(_diagnose(answers, argument, wrong, cross=True))
+            _diagnose(answers, argument, wrong, findings, cross=True)
         accepted = [form for form, right in across.items() if right] or accepted
     findings.forms += _most_general(accepted)
 
@@ -154,8 +170,8 @@ def _most_general(accepted: list[MaskForm]) -> list[MaskForm]:
     return [form for form in accepted if form in chosen.values()]
 
 
-def _diagnose(answers: _Answers, argument: str, running: list[MaskForm], cross: bool) -> Fault:
-    """The fault of this argument that explains the answers to the forms that the class does not refuse."""
+def _diagnose(answers: _Answers, argument: str, running: list[MaskForm], findings: MaskFindings, cross: bool) -> None:
+    """Add the fault of this argument that explains the answers to the forms that the class does not refuse."""
     asked = {form: answers.ask(_masked(form, cross)) for form in running}
 
     def explains(fault: Fault, form: MaskForm) -> bool:
@@ -164,14 +180,14 @@ def _diagnose(answers: _Answers, argument: str, running: list[MaskForm], cross: 
 
     faults = {f.code: replace(f, sentence=f"{f.sentence} ({argument!r})") for f in FAULTS if f.stage == "mask"}
     ignored = faults["mask_ignored_across" if cross else "mask_ignored"]
-    if all(explains(ignored, form) for form in running):
-        return ignored
+    found = (ignored, running[0]) if all(explains(ignored, form) for form in running) else None
     # A meaning is another's inversion, and to add a mask of -inf is no fault.
     usual = [form for form in running if form.meaning in ("zero_blocks", "true_attends")]
     for code, forms in (("mask_inverted", usual), ("mask_added", usual), ("mask_tiled", running)):
-        if any(explains(faults[code], form) for form in forms):
-            return faults[code]
-    return _unknown(argument)
+        found = found or next(((faults[code], form) for form in forms if explains(faults[code], form)), None)
+    fault, seen = found or (_unknown(argument), running[0])
+    findings.faults.append(fault)
+    findings.checks.append(answers.check(seen, cross))
 
 
 def _unknown(argument: str) -> Fault:
