@@ -1,6 +1,7 @@
 """What a configuration's ``_target_`` names."""
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
