@@ -16,7 +16,6 @@ from lockstep.commands.renames import RENAMED, up_to_date
 from lockstep.commands.run_folder import options_of_run
 from lockstep.commands.train import convert, train
 from lockstep.commands.trained_model import load_trained
-from lockstep.verification import adapter
 from lockstep.verification.adapter import ForeignAttention
 
 BEFORE = Path(__file__).parent / "before"
@@ -44,28 +43,6 @@ def test_a_run_of_before_translates_and_resumes_where_its_class_is_trusted(run):
     metrics = train(options_of_run(told, ["resume", "trust", "trainer.max_steps"]))
     assert metrics["train/steps"] == 6
     assert load_trained(run, trust=True).step == 6
-
-
-def test_a_class_whose_file_has_moved_is_taken_from_where_the_user_says(run, tmp_path, monkeypatch):
-    """Without trust: what the checkpoint names is not run, nor is it there any more."""
-    monkeypatch.setattr(adapter, "PROJECT", tmp_path)
-    shutil.copy(BEFORE / "my_attention.py", tmp_path / "elsewhere.py")
-    told = compose("name=mine", f"resume={run}", "trainer.max_steps=6")
-    told["attention"] = {
-        **up_to_date(yaml.safe_load((BEFORE / "mine.yaml").read_text())),
-        "target": f"{tmp_path}/elsewhere.py:Mine",
-        "folder": None,
-    }
-    told_also = {"arithmetic": "ordered", "trust": False, "overwrite": False}
-    checkpoint = run / "checkpoints" / "last.ckpt"
-    convert(
-        {"checkpoint": str(checkpoint), "output": f"{tmp_path}/x.ckpt", "attention": told["attention"], **told_also}
-    )
-    metrics = train(options_of_run(told, ["resume", "attention", "trainer.max_steps"]))
-    assert metrics["train/steps"] == 6
-    told = compose("name=mine", "attention=fused", f"resume={run}", "trainer.max_steps=8")
-    with pytest.raises(CheckpointError, match="a conversion runs both"):
-        train(options_of_run(told, ["resume", "attention", "trainer.max_steps"]))
 
 
 def test_a_checkpoint_of_before_converts(run, tmp_path, monkeypatch):

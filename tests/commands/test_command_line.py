@@ -294,7 +294,7 @@ def test_a_sweep_that_is_stopped_keeps_what_ran_and_tells_where_the_rest_stopped
         ("1", "", "stopped by SIGTERM: saved step 3; go on with: x"),
     ]
     assert errors == "error: stopped by SIGTERM: saved step 3; go on with: x\n"
-    assert "2 of 3 jobs, 1 failed" in output
+    assert "2 of 3 jobs ran, 1 failed" in output
 
 
 def test_a_sweep_refuses_before_it_makes_a_folder(tmp_path, monkeypatch, capsys):
@@ -422,7 +422,7 @@ def test_c35_a_sweep_has_a_folder_a_job_and_a_table_and_survives_a_failing_job(t
         ("fused", "3", True),
     ]
     assert "num_heads must divide d_model" in rows[3]["error"]
-    assert "4 of 4 jobs, 2 failed" in output
+    assert "4 of 4 jobs ran, 2 failed" in output
 
 
 @pytest.mark.slow

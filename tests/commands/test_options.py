@@ -89,7 +89,16 @@ def test_refused_before_any_work(tmp_path, override, message):
         (["optimizer=sgd", "optimizer.betas=[0,0]"], "unknown option optimizer.betas"),
         (["resume", "outputs/x"], "resume outputs/x: the = is missing; write resume=outputs/x"),
         (["seed"], "'seed' says nothing: an option and its value are one word"),
-        (["--shout"], "unrecognized arguments: --shout; the flags are --help, --cfg job and -m"),
+        (["--shout"], "--shout is no flag; the flags are --help, --cfg job and -m"),
+        (["--seed=3"], "--seed=3 is no flag: options have no dashes, as in seed=...; the flags are"),
+        (["--epochs", "3"], "--epochs is no flag: options have no dashes; did you mean trainer.max_steps?; the flags"),
+        (["weight_decay=0.1"], "unknown option weight_decay; optimizer.weight_decay would be meant, which is not an"),
+        (["-m", "seed=0", "seed=1"], "option seed is given twice: a sweep takes seed=first,second"),
+        (["-m", "resume=x", "seed=0,1"], "resume= goes on with one run, without -m"),
+        (
+            ["data.train=[a"],
+            "argument data.train=[a needs quotes, for Hydra and for the shell: 'data.train=[\"a\",...]'",
+        ),
         (["attention=fused,packed"], "attention=fused,packed is several values: -m, first, runs each"),
         (["data.train=[Quelle 1.en,Ziel=1.de]"], "argument data.train=[Quelle 1.en,Ziel=1.de] needs quotes, for Hydra"),
         (["seed=${nothing}"], "Interpolation key 'nothing' not found"),
@@ -101,12 +110,31 @@ def test_refused_before_any_work(tmp_path, override, message):
 )
 def test_command_line_answers_in_one_line(tmp_path, monkeypatch, capsys, arguments, line):
     monkeypatch.chdir(tmp_path)
-    assert called("train", *arguments) == (UNUSABLE if "resume=" in str(arguments) else REFUSED)
+    assert called("train", *arguments) == (UNUSABLE if "resume=nowhere/at=all" in arguments else REFUSED)
     output, errors = capsys.readouterr()
     assert errors.startswith(f"error: {line}")
     assert errors.count("\n") == 1
     assert output == ""
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "line"),
+    [
+        ("compare", ["compare.variants=fused,sdpa"], "a list is written compare.variants=[fused,sdpa]"),
+        ("benchmark", ["attention=fused"], "'~variants.shared_heads' leaves one out"),
+        ("benchmark", ["variants=[fused]"], "benchmark takes each of variants.fused, variants.per_head"),
+        ("translate", ["checkpoint=x", "text.de"], "the text comes from standard input, as in < FILE"),
+        ("train", ["resume=sweep"], "sweep holds 2 runs; name one of them, such as sweep/0-a"),
+    ],
+)
+def test_what_another_command_would_take_is_told_the_right_form(tmp_path, monkeypatch, capsys, name, arguments, line):
+    monkeypatch.chdir(tmp_path)
+    for job in ("0-a", "1-b"):
+        (tmp_path / "sweep" / job / "checkpoints").mkdir(parents=True)
+        (tmp_path / "sweep" / job / "checkpoints" / "last.ckpt").touch()
+    assert called(name, *arguments) in (REFUSED, UNUSABLE)
+    assert line in capsys.readouterr().err
 
 
 def test_the_advised_quoting_works():
@@ -175,7 +203,6 @@ def test_c37_the_command_line_wins_and_is_what_is_saved(tmp_path):
 def beside(tmp_path, monkeypatch):
     """The working folder, whose modules are forgotten again."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
@@ -193,11 +220,12 @@ class Mine(FusedAttention):
 def test_a_users_class_plugs_in_by_a_file_beside_them(beside, capsys):
     (beside / "mine_beside.py").write_text(MINE)
     options = [*TINY, "trainer.max_steps=2", "output=out", "attention._target_=mine_beside.Mine"]
+    path = [*sys.path]
     assert called("train", *options, "~attention.arithmetic") == 0
     output = capsys.readouterr().out
     assert "run folder: out/tiny-" in output
     assert "\r" not in output
-    assert sys.path[-1] == str(beside)
+    assert sys.path == path
 
 
 def test_what_fails_in_a_users_file_is_one_line_with_its_place(beside, capsys):

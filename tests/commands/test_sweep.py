@@ -6,7 +6,7 @@ from lockstep.commands.sweep import Sweep
 
 
 def table(folder, outcomes):
-    sweep = Sweep(folder, len(outcomes))
+    sweep = Sweep(folder, [{"seed": seed} for seed in outcomes])
     for seed, outcome in outcomes.items():
         sweep.add({"seed": seed}, outcome)
     sweep.report()
@@ -34,3 +34,12 @@ def test_tasks_with_one_right_answer_are_sorted_by_exact_match(tmp_path):
 def test_several_tasks_are_one_table(tmp_path):
     rows = table(tmp_path, {"0": outcome(exact_match=0.5, loss=1.0), "1": outcome(bleu=30.0, loss=2.0)})
     assert {(row["exact match"], row["BLEU"]) for row in rows} == {("0.5000", ""), ("", "30.00")}
+
+
+def test_what_did_not_run_is_named(tmp_path, capsys):
+    sweep = Sweep(tmp_path, [{"attention": "fused", "seed": seed} for seed in "012"])
+    sweep.add({"attention": "fused", "seed": "0"}, "stopped by SIGINT")
+    sweep.report()
+    output = capsys.readouterr().out.splitlines()
+    assert "1 of 3 jobs ran, 1 failed" in output[-3]
+    assert output[-2:] == ["not run: attention=fused seed=1", "not run: attention=fused seed=2"]

@@ -103,6 +103,11 @@ def test_a_picture_of_the_first_translation(lines, tmp_path):
     lines(b"\n\n1 2 3\n4\n", f"picture='{tmp_path}/attention'")
     with Image.open(tmp_path / "attention") as image:
         assert image.format == "PNG"
+    lines(b"1\n", f"picture='{tmp_path}/attention.jpg'")
+    with Image.open(tmp_path / "attention.jpg") as image:
+        assert image.format == "JPEG"
+    with pytest.raises(ConfigurationError, match=r"\.text is no picture that can be written; take \.png"):
+        lines(b"1\n", f"picture='{tmp_path}/attention.text'")
     with pytest.raises(ConfigurationError, match="there is no folder"):
         lines(b"1\n", f"picture='{tmp_path}/none/picture.png'")
     with pytest.raises(ConfigurationError, match="is a folder"):
@@ -198,6 +203,12 @@ def test_translations_that_are_cut_are_counted_once(lines, caplog):
     caplog.clear()
     lines(b"\n")
     assert "are cut" not in caplog.text
+
+
+def test_lines_in_another_language_than_the_models_are_counted(lines, caplog):
+    lines(b"1 2\na man is here\n1 man\n")
+    (said,) = [record.message for record in caplog.records if "no word" in record.message]
+    assert said.startswith("1 of 3 lines hold no word that this model knows: it has 26 words such as 0, 1, 10, 11, 12")
 
 
 def test_the_best_checkpoint_of_a_run_or_the_one_that_is_named(trained, tmp_path):

@@ -18,10 +18,11 @@ from conftest import CONF, compose
 from omegaconf import OmegaConf
 from training.runs import config, run
 
-from lockstep.base.errors import CheckpointError
+import lockstep
+from lockstep.base.errors import CheckpointError, InputError
 from lockstep.commands.options import ConfigurationError
 from lockstep.commands.run_folder import options_of_run
-from lockstep.commands.train import convert, train
+from lockstep.commands.train import convert, convert_to, train
 from lockstep.commands.trained_model import load_trained
 from lockstep.commands.trust import KNOWN, refuse_unknown
 from lockstep.training import checkpoints
@@ -72,14 +73,14 @@ def translate(folder, trust=False):
     return load_trained(folder, trust)
 
 
-def converting(folder, trust=False):
+def converting(folder, attention=None, trust=False):
     told = {
         "checkpoint": str(folder),
         "output": str(folder.parent / "out.ckpt"),
         "arithmetic": "ordered",
         "overwrite": True,
     }
-    return convert({**told, "attention": composed("attention=per_head")["attention"], "trust": trust})
+    return convert({**told, "attention": attention or composed("attention=per_head")["attention"], "trust": trust})
 
 
 def resume(folder, attention=None, trust=False):
@@ -198,6 +199,26 @@ def test_a_class_of_the_users_is_run_where_it_is_named_or_trusted(folder, monkey
     assert resume(folder, {"_target_": "mine_of_a_test.Mine"})["train/steps"] == 3
 
 
+@pytest.mark.parametrize("act", [converting, resume])
+def test_a_class_whose_file_has_moved_is_found_where_the_user_says_it_is(folder, act, caplog):
+    source = Path(__file__).parents[1] / "verification" / "foreign" / "fused01.py"
+    certificate = lockstep.verify(f"{source}:MultiHeadAttention")
+    mine = OmegaConf.to_container(OmegaConf.create(certificate.yaml()))
+    stale = {**mine, "target": str(folder / "gone" / "fused01.py:MultiHeadAttention"), "folder": None}
+
+    def adapt(checkpoint):
+        checkpoint |= convert_to(checkpoint, mine, folder)
+        checkpoint["lockstep"]["config"]["attention"] = stale
+
+    change(folder, adapt)
+    caplog.set_level("INFO")
+    with pytest.raises(InputError, match=r"there is no file \S+/gone/fused01\.py"):
+        act(folder, attention=composed("attention=per_head")["attention"], trust=True)
+    assert "converted" not in caplog.text
+    act(folder, attention=mine)
+    assert f"is {mine['target']}" in caplog.text or "outputs agree" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("act", "message"),
     [
@@ -247,7 +268,7 @@ def test_runs_of_before_options_were_added_go_on(folder):
         (lambda c: c.update(global_step=10**5000), "holds more than tensors"),
         (lambda c: c.update(optimizer_states=[]), "has no usable 'optimizer_states'"),
         (lambda c: c["loops"].update(loops=c["loops"]), "nested without end"),
-        (lambda c: c["loops"].update(x={"increment_ready": "x"}), r"has no usable 'loops\.x"),
+        (lambda c: c["loops"].update(x={"increment_ready": "x"}), r"has no usable 'loops\.x'$"),
         (lambda c: c["lockstep"]["config"].update(optimizer=[]), r"has no usable 'lockstep\.config\.optimizer'"),
         (set_weight("w", torch.zeros(1).expand(10**6, 10**6)), "larger tensors than it holds"),
         (set_weight("w", torch.empty(3, device="meta")), "holds more than tensors"),
@@ -299,6 +320,8 @@ def test_what_a_checkpoint_claims_is_compared_with_what_it_holds(folder, command
     [
         lambda c: c["loops"].clear(),
         lambda c: c["callbacks"]["Saving"].update(random={}),
+        lambda c: c["callbacks"]["Saving"]["random"].update(numpy=("MT19937", [1] * 624, 10**9, 0, 0.0)),
+        lambda c: c["callbacks"]["Saving"]["random"].update(numpy=("MT19937", [1] * 624, -5, 0, 0.0)),
         lambda c: c["DataModule"].update(batches=100),
         lambda c: c["DataModule"].update(batches=0),
         lambda c: c["optimizer_states"][0]["param_groups"][0].update(params=[0]),

@@ -237,6 +237,10 @@ def test_each_experiment_gives_the_verdict_at_its_head(output, experiment):
             ["compare.variants=[per_head,{attention: fused, learner: {_target_: builtins.dict}}]"],
             "is not a lockstep.comparison",
         ),
+        (
+            ["compare.variants=[fused,torch.nn.Linear]"],
+            "verify.py target=torch.nn:Linear save=NAME, then attention=",
+        ),
         (["compare.variants=[per_head,json.loads]"], "is not a lockstep.attention.MultiHeadAttention"),
         (["trainer.precision=16-mixed"], "a CPU has bf16-mixed, or 32-true"),
         (["+compare.tolerance=1"], "unknown option compare.tolerance"),

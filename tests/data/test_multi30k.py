@@ -1,10 +1,12 @@
 """Multi30k from its raw files."""
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
 
+from lockstep.base.errors import InputError
 from lockstep.data.datamodule import DataModule
 from lockstep.data.multi30k import FILES, Multi30kTask
 
@@ -27,6 +29,12 @@ def test_the_raw_files_are_the_three_splits(tmp_path):
     assert {name: (split["source"][0], split["target"][0], len(split)) for name, split in splits.items()} == {
         name: (f"{name} en", f"{name} fr", 3) for name in ("train", "validation", "test")
     }
+
+
+def test_a_pipe_in_the_folder_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "train.en.gz")
+    with pytest.raises(InputError, match=r"train\.en\.gz is no file"):
+        Multi30kTask(path=str(tmp_path), **OPTIONS).splits(0)
 
 
 def test_other_languages_need_the_raw_files():

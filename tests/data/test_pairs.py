@@ -209,3 +209,11 @@ def test_a_pipe_is_read_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(gzip.compress(b"a\nb\n"),)).start()
     assert list(read_lines(tmp_path / "pipe")) == ["a", "b"]
+
+
+def test_a_file_of_no_size_is_empty_and_not_waited_for(tmp_path, monkeypatch):
+    """As /proc/kmsg, which says that it is a file."""
+    (tmp_path / "empty").touch()
+    monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("opened"))
+    with pytest.raises(InputError, match="empty is empty"):
+        list(read_lines(tmp_path / "empty"))

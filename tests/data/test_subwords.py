@@ -18,6 +18,7 @@ from lockstep.base.errors import InputError
 from lockstep.data.tokenization import (
     BOS,
     EOS,
+    LONGEST_TOKEN,
     PAD,
     SPECIAL_TOKENS,
     UNK,
@@ -160,6 +161,13 @@ def test_a_tokenizer_that_is_none_of_ours_is_refused_before_the_library_sees_it(
         tokenizer_from(saved)
     assert len(str(refusal.value)) < 250
     assert str(refusal.value).isprintable()
+
+
+def test_a_token_is_no_longer_than_training_makes_one() -> None:
+    longest = "z" * LONGEST_TOKEN
+    assert tokenizer_from(word_tokenizer([longest]).to_str()).token_to_id(longest) == len(SPECIAL_TOKENS)
+    with pytest.raises(InputError, match="a token has over 40,000 characters"):
+        tokenizer_from(word_tokenizer([longest + "z"]).to_str())
 
 
 def test_a_saved_tokenizer_is_read_no_further_than_it_may_be_large(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 
 from lockstep.attention.fused import FusedAttention
 from lockstep.data.batching import Batch
+from lockstep.data.tokenization import subword_tokenizer
 from lockstep.observe import attention_maps as module
 from lockstep.observe.attention_maps import CELL, COLOURS, MOST_TOKENS, attention_maps, draw_attention, token_labels
 
@@ -76,6 +77,18 @@ def test_a_label_is_one_line_whatever_its_token_is(tmp_path):
     labels = token_labels(tokenizer, torch.arange(4))
     assert labels == [r"\r\n", r"\u2029", r"\x85", "a"]
     draw_attention(torch.ones(1, 1, 4, 4), labels, labels)
+
+
+def test_a_part_of_a_character_is_labelled_with_its_bytes():
+    """Pairs of bytes that make no character by themselves, and a space's letter in byte-level BPE."""
+    tokenizer = subword_tokenizer(["你好 ü"] * 3, 261)
+    ids = torch.tensor(tokenizer.encode("你 ü好").ids)
+    labels = token_labels(tokenizer, ids)
+    said = "".join(f" {label[1:-1]}" if label[0] == "<" and label[1] not in "s/" else "" for label in labels)
+    others = [label for label in labels if label[0] != "<"]
+    assert "\ufffd" not in "".join(labels)
+    assert bytes.fromhex(said).decode() in "你ü好"
+    assert set("".join(others)) <= set("你好ü ")
 
 
 def test_a_variant_may_name_its_inputs_otherwise(monkeypatch):

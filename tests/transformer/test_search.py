@@ -306,6 +306,7 @@ def test_equal_candidates_come_in_the_order_of_hypotheses_and_ids():
     ("changes", "message"),
     [
         ({"beam_size": 0}, "beam_size=0 is less than 1"),
+        ({"beam_size": 10**5}, "beam_size=100000 is over 1000"),
         ({"n_best": 5}, "n_best=5 is more than the beam_size=4 hypotheses kept"),
         ({"length_penalty": -1.0}, "length_penalty=-1.0 is not"),
         ({"length_penalty": math.nan}, "length_penalty=nan is not"),

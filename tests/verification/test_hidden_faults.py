@@ -64,6 +64,17 @@ def test_what_is_not_zero_hides_is_asked_about() -> None:
     assert stated.verdict == "equivalent"
 
 
+@pytest.mark.parametrize(
+    ("name", "conventions"),
+    [("NonzeroHides", {"mask": "zero_blocks"}), ("OneShapeInverted", {}), ("MaskInFirstHead", {})],
+)
+def test_the_row_in_which_a_mask_fails_is_shown_as_failed(name: str, conventions: dict[str, str]) -> None:
+    table = verify(name, conventions=conventions).table()
+    row = re.search(r"^    output, .*FAILED.*$", table, re.MULTILINE)
+    assert row is not None, table
+    assert "mask: " in row[0]
+
+
 def test_a_width_of_its_own_is_asked_for() -> None:
     certificate = verify("ForeignWidth")
     assert certificate.verdict == "could not tell"

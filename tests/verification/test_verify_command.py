@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -19,6 +20,7 @@ import lockstep
 from lockstep.base.errors import InputError
 from lockstep.commands import verify as verify_command
 from lockstep.commands.command_line import run
+from lockstep.commands.run_folder import shown
 from lockstep.verification import adapter, foreign
 from lockstep.verification.certificate import Certificate
 
@@ -61,7 +63,6 @@ def test_from_the_users_folder_in_a_process_of_its_own(folder: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("EQUIVALENT: child.py:Child")
-    assert f"Written: {folder / 'certificate.json'}" in done.stdout
     assert done.stderr == ""
     written = {path.name for path in folder.iterdir()} - {"__pycache__"}
     assert written == {"mine.py", "child.py", "certificate.json"}
@@ -94,9 +95,9 @@ def test_exit_status(folder: Path, command: Command, words: list[str], status: i
         ("target=mine.py:MultiHeadAttn", 64, "it has MultiHeadAttention"),
         ("target=mine.py", 64, "it has MultiHeadAttention: python scripts/verify.py target=mine.py:MultiHeadAttention"),
         ("target=mine.py:F", 64, "F in mine.py is no torch.nn.Module"),
-        ("target=mine.py::MultiHeadAttention", 64, "write target=mine.py:MultiHeadAttention"),
-        ("target=mine.py:MultiHeadAttention arguments.x=1", 64, "it has d_model, num_heads, dropout"),
         ("target=mine", 64, "write file.py:Class"),
+        ("target=mine.py::MultiHeadAttention", 64, "one colon is enough: mine.py:MultiHeadAttention"),
+        ("target=mine.py:MultiHeadAttention arguments.x=1", 64, "it has d_model, num_heads"),
         ("attention=fusde", 64, "did you mean attention=fused?"),
         ("target=mine.py:MultiHeadAttention attention=fused", 64, "either target="),
         ("target=mine.py:MultiHeadAttention conventions.layuot=time_first", 64, "did you mean 'layout'?"),
@@ -181,29 +182,54 @@ def test_only_an_equivalent_class_is_saved_and_once(
     monkeypatch.setattr(verify_command, "verify", lambda target, *_: replace(equivalent(), target=target))
     saved = folder / "conf" / "attention" / "mine.yaml"
     assert command(["target=mine.py:MultiHeadAttention", "save=mine", "output=null"]) == 0
-    assert "Train it with: python scripts/train.py attention=mine" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Train it with: python scripts/train.py attention=mine" in said
+    assert "Certificate: " not in said
     before = saved.read_text()
     assert "lockstep.verification.adapter.ForeignAttention" in before
     assert command(["target=child.py:Child", "save=mine", "output=null"]) == 64
     assert saved.read_text() == before
     assert command(["target=child.py:Child", "save=mine", "output=null", "overwrite=true"]) == 0
     assert "child.py:Child" in saved.read_text()
-    called = equivalent().conventions
-    assert called is not None
-    for inputs, masks, problem in (
-        ({"x": "query"}, called.masks, "attends only to itself"),
-        (called.inputs, (), "takes no mask"),
-    ):
-        found = replace(equivalent(), conventions=replace(called, inputs=inputs, masks=masks))
-        monkeypatch.setattr(verify_command, "verify", lambda target, *_, found=found: replace(found, target=target))
-        assert command(["target=child.py:Child", "save=mine", "output=null", "overwrite=true"]) == 0
-        assert f"It {problem}, so it cannot be trained here." in capsys.readouterr().out
     monkeypatch.setattr(verify_command, "verify", lambda *_: Certificate("mine.py:M", verdict="different"))
     assert command(["target=mine.py:MultiHeadAttention", "save=wrong", "output=null"]) == 1
     assert not saved.with_name("wrong.yaml").exists()
     assert (
         "Not saved as wrong: that takes an equivalent class, and the verdict is: different" in capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize(
+    ("lacking", "sentence"),
+    [
+        ({"masks": ()}, "It takes no mask, and so cannot be trained here."),
+        ({"inputs": {"x": "query"}}, "It attends only to itself, and so cannot be trained here."),
+    ],
+)
+def test_a_class_that_cannot_be_trained_is_saved_and_not_advised(
+    folder: Path,
+    command: Command,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    lacking: dict[str, Any],
+    sentence: str,
+) -> None:
+    conventions = equivalent().conventions
+    assert conventions is not None
+    limited = replace(equivalent(), conventions=replace(conventions, **lacking))
+    monkeypatch.setattr(verify_command, "verify", lambda *_: limited)
+    assert command(["target=mine.py:MultiHeadAttention", "save=mine"]) == 0
+    said = capsys.readouterr().out
+    assert sentence in said
+    assert "Train it with" not in said
+    assert f"Certificate: {folder / 'certificate.json'}\n" in said
+
+
+def test_a_path_is_as_short_as_it_can_be_and_never_without_its_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    assert shown(Path("/tmp/a")) == shown(Path("tmp/a")) == "/tmp/a"
+    monkeypatch.chdir("/tmp")
+    assert shown(Path("/tmp/a")) == "a"
 
 
 @cache

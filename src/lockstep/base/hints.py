@@ -59,6 +59,7 @@ MEANT = {
     "dim_feedforward": ["model.d_ff"],
     "ffn_dim": ["model.d_ff"],
     "vocab_size": ["data.vocabulary_size"],
+    "weight_decay": ["optimizer.weight_decay"],
     "ema": ["average_decay"],
     "ema_decay": ["average_decay"],
     "early_stopping": ["patience"],
@@ -85,6 +86,8 @@ def meant(key: str, known: Iterable[str]) -> str:
     habit = [option for option in MEANT.get(last.lower().replace("-", "_"), []) if option in options]
     if len(same) == 1 or habit:
         return f"; did you mean {(same if len(same) == 1 else habit)[0]}?"
+    if last in MEANT and options:
+        return f"; {' or '.join(MEANT[last])} would be meant, which is not an option here"
     return nearest(key, options)
 
 

@@ -77,7 +77,7 @@ def _final_scores(
                 progress.part_done("test: translated", done, len(texts))
 
         translations = [found[0].text for found in translator(texts, between_batches)]
-        translator.say_cut()
+        translator.say_doubts()
         return translations
 
     return FinalScores(data.sources("test"), data.references("test"), translate, tokenizer)

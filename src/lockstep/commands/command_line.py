@@ -112,7 +112,7 @@ def _run(command: Command, words: Sequence[str]) -> int:
     from lockstep.commands.composition import Composer
 
     composer = Composer(command.folder, command.name, command.open_nodes, command.paths)
-    parsed = _parsed(command, words)
+    parsed = _parsed(command, words, composer)
     if parsed.help:
         say(_help(command, composer))
         return 0
@@ -125,7 +125,9 @@ def _run(command: Command, words: Sequence[str]) -> int:
         return outcome if isinstance(outcome, int) else 0
     from lockstep.commands.sweep import Sweep
 
-    sweep = Sweep.begin(Path(jobs[0].values["output"]), len(jobs))
+    if any(job.values.get("resume") is not None for job in jobs):
+        raise ConfigurationError("resume= goes on with one run, without -m; a sweep begins new ones")
+    sweep = Sweep.begin(Path(jobs[0].values["output"]), [job.choices for job in jobs])
     statuses = [0]
     try:
         for number, job in enumerate(jobs):
@@ -152,7 +154,7 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigurationError(f"{message}; the flags are --help, --cfg job and -m")
 
 
-def _parsed(command: Command, words: Sequence[str]) -> argparse.Namespace:
+def _parsed(command: Command, words: Sequence[str], composer: "Composer") -> argparse.Namespace:
     """Flags, named as Hydra names them, and the other words, which are overrides.
 
     Raises:
@@ -163,7 +165,9 @@ def _parsed(command: Command, words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("-c", "--cfg", choices=["job"])
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("overrides", nargs="*")
-    parsed = parser.parse_intermixed_args(words)
+    parsed, unknown = parser.parse_known_intermixed_args(words)
+    if unknown:
+        parser.error(f"{unknown[0]} is no flag{composer.without_dashes(unknown[0])}")
     if parsed.multirun and not command.sweeps:
         raise ConfigurationError(f"{command.name} runs once: -m is for scripts/train.py, and sweeps over options")
     for first, second in pairwise(parsed.overrides):

@@ -6,6 +6,7 @@ which hides typing errors.
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,6 +59,14 @@ class Composer:
     open_nodes: Collection[str] = ()
     paths: Collection[str] = ()
 
+    def without_dashes(self, flag: str) -> str:
+        """A hint at the option that is written like a flag."""
+        option = flag.lstrip("-").partition("=")[0].replace("-", "_")
+        known = self.known(())
+        if option in known:
+            return f": options have no dashes, as in {option}=..."
+        return f": options have no dashes{meant(option, known)}" if option in MEANT else ""
+
     def jobs(self, words: Sequence[str], sweep: bool) -> list[Job]:
         """The configuration under these overrides; of a sweep, one for each combination of the values given.
 
@@ -67,7 +76,13 @@ class Composer:
         overrides = [o for o in map(self._parsed, words) if o is not None]
         swept = [o for o in overrides if o.is_sweep_override()]
         if swept and not sweep:
-            raise ConfigurationError(f"{swept[0].input_line} is several values: -m, first, runs each where a sweep may")
+            raise ConfigurationError(
+                f"{swept[0].input_line} is several values: -m, first, runs each where a sweep may; a list is written "
+                f"{swept[0].key_or_group}=[{','.join(swept[0].sweep_string_iterator())}]"
+            )
+        counts = Counter(o.key_or_group for o in overrides)
+        if sweep and not swept and (twice := [key for key, count in counts.items() if count > 1]):
+            raise ConfigurationError(f"option {twice[0]} is given twice: a sweep takes {twice[0]}=first,second")
         try:
             lists = [[(o, value) for value in o.sweep_string_iterator()] for o in swept]
         except HydraException:
@@ -128,9 +143,16 @@ class Composer:
         deletes = word.startswith("~")
         group = option.lstrip("+~").partition("@")[0]
         if not (group and (equals or deletes)):
-            raise ConfigurationError(f"'{word}' says nothing: an option and its value are one word, as in option=value")
+            text = "; the text comes from standard input, as in < FILE" if self.name == "translate" else ""
+            raise ConfigurationError(
+                f"'{word}' says nothing: an option and its value are one word, as in option=value{text}"
+            )
         if option in self.paths and value not in ("", "null") and not re.fullmatch(r"(['\"]).*\1", value, re.DOTALL):
             value = QuotedString(literal(value), Quote.single).with_quotes()
+        if placed := [place for named, place in self._placed() if option in (named, place.partition(".")[0])]:
+            raise ConfigurationError(
+                f"{word}: {self.name} takes each of {', '.join(placed)}; '~{placed[-1]}' leaves one out"
+            )
         if any(f"{option}.".startswith(f"{node}.") for node in self.open_nodes):
             option = f"++{option}"
         try:
@@ -161,6 +183,11 @@ class Composer:
     def _groups(self) -> list[str]:
         """Groups of which one file is chosen."""
         return sorted({str(key).partition("@")[0] for entry in self._defaults() for key in entry})
+
+    def _placed(self) -> list[tuple[str, str]]:
+        """Groups of which several files are taken, each with the options that one of them becomes."""
+        keys = (str(key).partition("@") for entry in self._defaults() for key in entry)
+        return [(group, place) for group, _, place in keys if place]
 
     def _without_choice(self) -> set[str]:
         return {str(key) for entry in self._defaults() for key, choice in entry.items() if choice is None}
@@ -196,9 +223,9 @@ class Composer:
 
 def _unreadable(option: str, value: str, error: Exception) -> str:
     """What cannot be read, and how it is typed."""
-    if re.fullmatch(r"\[.*\]", value):
-        items = [item.strip().strip("'\"") for item in value[1:-1].split(",")]
-        right = "[" + ",".join(f'"{item}"' for item in items) + "]"
+    if value.startswith("["):
+        items = [item.strip().strip("'\"") for item in value[1:].removesuffix("]").split(",")]
+        right = "[" + ",".join(f'"{item}"' for item in items if item) + ("]" if value.endswith("]") else ",...]")
         return f"argument {option}={value} needs quotes, for Hydra and for the shell: '{option}={right}'"
     if not value or not re.fullmatch(r"[\w.@/]+", option.lstrip("+~"), re.ASCII):
         return f"argument {option}={value} cannot be read: {str(error).splitlines()[0]}"

@@ -78,8 +78,8 @@ def log_file(folder: Path, name: str = "train.log") -> Iterator[None]:
 
 def shown(path: Path) -> str:
     """A path as short as can be from where the user stands."""
-    # From / a relative path is as short without its slash, and looks like another.
-    return min(str(path), os.path.relpath(path), key=lambda text: len(text.lstrip("/")))
+    path, relative = Path(os.path.abspath(path)), os.path.relpath(path)
+    return relative if len(relative) + 1 < len(str(path)) else str(path)  # a / is worth a letter
 
 
 def how_to_go_on(folder: Path, config: Node) -> str:
@@ -247,7 +247,7 @@ def resume(run: Path, config: Node) -> Resumed:
                 f"option {option} is {_short(before)} in {shown(path)}, and cannot become {_short(now)} on the way; "
                 "leave it out, or begin a new run"
             )
-    return Resumed(path, checkpoint, folder, tuple(changes))
+    return Resumed(path, in_its_place(checkpoint, config["attention"]), folder, tuple(changes))
 
 
 def saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -260,6 +260,23 @@ def saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
         **config,
         "search": {"early_stopping": True, **search} if isinstance(search, dict) else search,
     }
+
+
+def in_its_place(checkpoint: Checkpoint, attention: Node) -> Checkpoint:
+    """The checkpoint as one of the attention that the user names, where that is its own and only its file has moved."""
+    stored = saved_config(checkpoint).get("attention")
+    if is_known(stored) or is_known(attention) or _wherever(stored) != _wherever(attention):
+        return checkpoint
+    saved = checkpoint["lockstep"]
+    return {**checkpoint, "lockstep": {**saved, "config": {**saved["config"], "attention": attention}}}
+
+
+def _wherever(attention: Any) -> Any:
+    """What an attention is, apart from the folder or the package that its file lies in."""
+    if not isinstance(attention, Mapping):
+        return attention
+    named = [str(attention.get("_target_")).split(".")[-2:], Path(str(attention.get("target"))).name]
+    return named, {key: value for key, value in attention.items() if key not in ("_target_", "target", "folder")}
 
 
 def with_attention(config: Node, attention: Node) -> dict[str, Any]:
@@ -279,6 +296,8 @@ def _differences(before: Node, now: Node, path: str = "") -> Iterator[tuple[str,
 
 def _short(value: Any) -> str:
     """A value in a sentence; of an attention, its class."""
+    if isinstance(value, Mapping) and "target" in value:
+        return str(value["target"])
     return (
         str(value["_target_"]).rpartition(".")[2] if isinstance(value, Mapping) and "_target_" in value else str(value)
     )

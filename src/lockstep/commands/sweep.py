@@ -29,11 +29,11 @@ class Sweep:
 
     Args:
         folder: of the sweep, with a folder of each job in it.
-        jobs: how many are to run.
+        jobs: the swept options of each that is to run.
     """
 
     folder: Path
-    jobs: int
+    jobs: Sequence[dict[str, str]]
     _rows: list[tuple[dict[str, str], Mapping[str, Any] | str]] = field(default_factory=list)
 
     def add(self, choices: dict[str, str], outcome: Mapping[str, Any] | str) -> None:
@@ -46,7 +46,7 @@ class Sweep:
         return sum(isinstance(outcome, str) for _, outcome in self._rows)
 
     @classmethod
-    def begin(cls, output: Path, jobs: int) -> "Sweep":
+    def begin(cls, output: Path, jobs: Sequence[dict[str, str]]) -> "Sweep":
         """Make a folder for a sweep.
 
         Raises:
@@ -73,7 +73,10 @@ class Sweep:
         for row in rows:
             table.add_row(*map(cell, row))
         console().print(table)
-        say(f"{len(rows)} of {counted(self.jobs, 'job')}, {self.failed} failed: {shown(self.folder / 'results.csv')}")
+        ended = f"{len(rows)} of {counted(len(self.jobs), 'job')} ran, {self.failed} failed"
+        say(f"{ended}: {shown(self.folder / 'results.csv')}")
+        for choices in self.jobs[len(rows) :]:
+            say(f"not run: {' '.join(f'{option}={value}' for option, value in choices.items())}")
 
 
 def _rank(outcome: Mapping[str, Any] | str) -> tuple[bool, float, float]:

@@ -2,19 +2,20 @@
 
 import importlib
 import os
-import sys
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any
+
+from torch import nn
 
 from lockstep.attention import MultiHeadAttention
 from lockstep.base.errors import ConfigurationError
 from lockstep.base.hints import nearest
 from lockstep.commands.options import Node
+from lockstep.verification.foreign import importable
 
 
 def locate(node: Node, path: str) -> Callable[..., Any]:
-    """The class or function that a node's ``_target_`` names.
+    """The class or function that a node's ``_target_`` names, in the libraries or else in the working folder.
 
     Raises:
         ConfigurationError: there is no such name. What goes wrong inside an imported file is raised as it is.
@@ -24,7 +25,8 @@ def locate(node: Node, path: str) -> Callable[..., Any]:
         raise ConfigurationError(f"option {path}._target_ must be a dotted name of a class, got {target!r}")
     module_name, _, name = target.rpartition(".")
     try:
-        module = _imported(module_name)
+        with importable(target):
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise  # the file was found; something it imports was not
@@ -39,22 +41,17 @@ def locate(node: Node, path: str) -> Callable[..., Any]:
     return getattr(module, name)
 
 
-def _imported(name: str) -> ModuleType:
-    """A module of the libraries, or where they have none, of the working folder."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if os.getcwd() in sys.path or error.name != name.partition(".")[0]:
-            raise
-    sys.path.append(os.getcwd())
-    return importlib.import_module(name)
-
-
 def attention_class(node: Any, path: str) -> type[MultiHeadAttention]:
     """The attention that a node names."""
     cls = locate(node, path)
     if not (isinstance(cls, type) and issubclass(cls, MultiHeadAttention)):
-        raise ConfigurationError(
-            f"option {path}._target_={node['_target_']} is not a lockstep.attention.MultiHeadAttention"
-        )
+        refusal = f"option {path}._target_={node['_target_']} is not a lockstep.attention.MultiHeadAttention"
+        if isinstance(cls, type) and issubclass(cls, nn.Module):
+            module, _, name = node["_target_"].rpartition(".")
+            file = f"{module.replace('.', '/')}.py"
+            refusal += (
+                f"; first python scripts/verify.py target={file if os.path.isfile(file) else module}:{name} save=NAME, "
+                "then attention=NAME, or compare.variants=[fused,NAME]"
+            )
+        raise ConfigurationError(refusal)
     return cls

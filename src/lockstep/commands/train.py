@@ -1,10 +1,8 @@
 """The composition root: from a configuration to a trained model and its run folder."""
 
 import logging
-import re
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ from lockstep.commands.run_folder import (
     Resumed,
     checkpoint_of,
     how_to_go_on,
+    in_its_place,
     log_file,
     new_run_folder,
     resume,
@@ -79,7 +78,6 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     config = {**with_absolute_paths(config), "resume": None, "trust": False}
     resumed = None if options.resume is None else resume(Path(options.resume), config)
     if resumed is not None:
-        resumed = replace(resumed, checkpoint=_where_it_lies_now(resumed.checkpoint, config["attention"]))
         converts = resumed.config["attention"] != config["attention"]
         if complete := resumed.results(options):
             if converts:
@@ -90,7 +88,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
             logger.info("already complete: %s, %s", shown(resumed.path), resumed.end(options))
             return complete
         if converts:
-            _judge_conversion(resumed.checkpoint, config["attention"], resumed.path, options.trust)
+            _judge_conversion(resumed.checkpoint, resumed.path, options.trust)
         check_weights(resumed.checkpoint, resumed.path)
 
     check_scores(options)
@@ -186,14 +184,14 @@ def _continued(resumed: Resumed, config: Node, data: DataModule, trust: bool) ->
             "mean other texts. The data, or the tokenizers library, has changed since"
         )
     checkpoint = _in_attention(resumed.checkpoint, config["attention"], resumed.path, trust)
-    if checkpoint is not resumed.checkpoint:
+    if resumed.config["attention"] != config["attention"]:
         logger.info("converted %s to %s", shown(resumed.path), config["attention"]["_target_"])
     return checkpoint
 
 
 def _in_attention(checkpoint: Checkpoint, attention: Node, path: Path, trust: bool) -> Checkpoint:
     """The checkpoint as it is, or converted where it is of another attention."""
-    checkpoint = _where_it_lies_now(checkpoint, attention)
+    checkpoint = in_its_place(checkpoint, attention)
     same = saved_config(checkpoint).get("attention") == attention
     return checkpoint if same else convert_to(checkpoint, attention, path, trust)
 
@@ -215,22 +213,9 @@ def _load_best(module: TranslationModule, folder: Path, config: Node, trust: boo
     return int(best["global_step"])
 
 
-def _where_it_lies_now(checkpoint: Checkpoint, attention: Node) -> Checkpoint:
-    """The checkpoint, naming its verified class as the user does where no more than the place of its file differs."""
-
-    def wherever(node: Node) -> Node:
-        return {**node, "target": re.split("[:.]", str(node.get("target")))[-1], "folder": None}
-
-    config = saved_config(checkpoint)
-    stored = config.get("attention")
-    if not isinstance(stored, Mapping) or stored == attention or wherever(stored) != wherever(attention):
-        return checkpoint
-    return {**checkpoint, "lockstep": {**checkpoint["lockstep"], "config": {**config, "attention": attention}}}
-
-
-def _judge_conversion(checkpoint: Checkpoint, attention: Node, path: Path, trust: bool) -> None:
+def _judge_conversion(checkpoint: Checkpoint, path: Path, trust: bool) -> None:
     """A conversion makes both models: the new attention is the user's word, the stored one is not."""
-    if not trust and saved_config(checkpoint).get("attention") != attention:
+    if not trust:
         remedy = "say trust=true: a conversion runs both attentions"
         refuse_unknown(saved_config(checkpoint), ["attention"], f"checkpoint {shown(path)}", remedy)
 
@@ -248,8 +233,8 @@ def convert_to(checkpoint: Checkpoint, attention: Node, path: Path, trust: bool 
         CheckpointError: its attention is not known, or it is not what its configuration says.
         ConfigurationError: there is no way between the two, or the optimiser's state cannot move.
     """
-    checkpoint = _where_it_lies_now(checkpoint, attention)
-    _judge_conversion(checkpoint, attention, path, trust)
+    checkpoint = in_its_place(checkpoint, attention)
+    _judge_conversion(checkpoint, path, trust or saved_config(checkpoint).get("attention") == attention)
     old = described_model(checkpoint, path)
     config = with_attention(saved_config(checkpoint), attention)
     sizes = (part.num_embeddings for part in (old.source_embedding, old.target_embedding))
@@ -288,6 +273,8 @@ def convert(config: dict[str, Any]) -> None:
         options.attention["_target_"],
         f"go on with: python scripts/train.py {with_trust('resume', output, saved_config(converted))}",
     )
+    if not any((folder / "target_tokenizer.json").exists() for folder in output.absolute().parents[:2]):
+        logger.info("to translate with it, put source_tokenizer.json and target_tokenizer.json of its run beside it")
 
 
 def _write_inputs(folder: Path, config: Mapping[str, Any], data: DataModule) -> None:

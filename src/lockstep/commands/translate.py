@@ -66,7 +66,7 @@ def translate(config: dict[str, Any]) -> None:
     except BrokenPipeError:  # whoever reads has read enough, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
-    translator.say_cut()
+    translator.say_doubts()
     if picture is not None:
         logger.warning("no picture: there was no line to translate")
     logger.info("%s in %.1f s", counted(done, "line"), time.perf_counter() - started)
@@ -75,12 +75,21 @@ def translate(config: dict[str, Any]) -> None:
 def _check_output(picture: Path) -> None:
     """Refuse what no picture can be written to."""
     folder = Path(os.path.realpath(picture)).parent
+    if picture.suffix and _format(picture) not in Image.SAVE:
+        raise ConfigurationError(
+            f"option picture={picture}: {picture.suffix} is no picture that can be written; take .png"
+        )
     if picture.is_dir():
         raise ConfigurationError(f"option picture={picture} is a folder; name a file")
     if not folder.is_dir():
         raise ConfigurationError(f"option picture={picture}: there is no folder {folder}")
     if not os.access(picture if picture.exists() and not picture.is_file() else folder, os.W_OK):
         raise ConfigurationError(f"option picture={picture}: it cannot be written in {folder}")
+
+
+def _format(picture: Path) -> str:
+    """As its name says; what has no suffix, such as a pipe, is PNG."""
+    return Image.registered_extensions().get(picture.suffix.lower(), "") if picture.suffix else "PNG"
 
 
 def read_chunks(stream: BinaryIO, size: int) -> Iterator[list[str]]:
@@ -134,7 +143,7 @@ def _draw(trained: Trained, translation: Translation, path: Path) -> None:
     queries = token_labels(trained.tokenizers.target, batch.prefix[0])
     keys = token_labels(trained.tokenizers.source, batch.source[0])
     content = io.BytesIO()
-    Image.fromarray(draw_attention(weights, queries, keys)).save(content, format="PNG")
+    Image.fromarray(draw_attention(weights, queries, keys)).save(content, format=_format(path))
     write_whole(path, content.getvalue(), follow=True)
     shape = "%d of %d queries down, %d of %d keys across, 0 dark to 1 bright: %s"
     logger.info(shape, weights.size(2), len(queries), weights.size(3), len(keys), shown(path))

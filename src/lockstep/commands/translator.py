@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from lockstep.data.tokenization import BOS, EOS, NEVER, PAD, Tokenizers, to_line
+from lockstep.data.tokenization import BOS, EOS, NEVER, PAD, SPECIAL_TOKENS, UNK, Tokenizers, to_line
 from lockstep.transformer import Transformer
 from lockstep.transformer.decoding import RecomputedDecoder, next_token
 from lockstep.transformer.search import Hypothesis, SearchOptions, beam_search
@@ -59,7 +59,7 @@ class Translator:
         self._search = search
         self._batch_tokens = batch_tokens
         self._decoder = next_token if cached else RecomputedDecoder
-        self._cut = self._translated = 0
+        self._cut = self._unknown = self._translated = 0
 
     def __call__(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None, first_line: int = 1
@@ -81,6 +81,7 @@ class Translator:
                 logger.warning("line %d is cut: it has over %d characters", first_line + index, MOST_CHARACTERS)
             elif len(ids) > LONGEST:
                 logger.warning("line %d is cut: %d tokens are over %d", first_line + index, len(ids), LONGEST)
+            self._unknown += set(ids) <= {BOS, UNK, EOS}
             sources[index] = ids if len(ids) <= LONGEST else [*ids[: LONGEST - 1], EOS]
         done = len(texts) - len(real)
         for batch in self._batches({index: len(ids) for index, ids in sources.items()}):
@@ -96,8 +97,13 @@ class Translator:
                 progress(done)
         return translations
 
-    def say_cut(self) -> None:
-        """Warn, if it is so, that some of the translations so far were cut at their limit."""
+    def say_doubts(self) -> None:
+        """Warn, if it is so, that some of the texts so far had no known word, or their translations no end."""
+        if self._unknown:
+            words = [token for token in self._tokenizers.source.get_vocab() if token not in SPECIAL_TOKENS]
+            known = f"{len(words)} words such as {', '.join(sorted(words)[:5])}"
+            unknown = "%d of %d lines hold no word that this model knows: it has %s"
+            logger.warning(unknown, self._unknown, self._translated, known)
         if self._cut:
             logger.warning(
                 "%d of %d translations are cut: they reached their limit without an end; see search.max_length",

@@ -12,10 +12,10 @@ from lockstep.base.errors import ConfigurationError
 from lockstep.base.files import write_whole
 from lockstep.base.terminal import say
 from lockstep.commands.options import parse
+from lockstep.verification.calling import NoSuchOption
 from lockstep.verification.certificate import ADAPTED
-from lockstep.verification.foreign import NoSuchTarget
+from lockstep.verification.foreign import NoSuchArgument, NoSuchTarget
 from lockstep.verification.judge import verify
-from lockstep.verification.user_code import NoSuchOption
 
 RESERVED = ("null", "true", "false", "inf", "nan")
 
@@ -60,20 +60,19 @@ def certify(config: dict[str, Any], conf: Path) -> int:
     saved, output = _configuration(options, conf), _certificate(options)
     try:
         certificate = verify(target, arguments, options.conventions)
-    except (NoSuchOption, NoSuchTarget) as error:
+    except (NoSuchOption, NoSuchArgument, NoSuchTarget) as error:
         raise ConfigurationError(str(error)) from error
     say(certificate.table())
     if output is not None:
         certificate.save(output)
-        say(f"Written: {output}")
+        say(f"Certificate: {output}")
     if saved is None:
         return certificate.exit_status
     if certificate.verdict == "equivalent":
         write_whole(saved, certificate.yaml())
-        assert certificate.conventions is not None
-        problem = certificate.conventions.untrainable
-        train_it = f"Train it with: python scripts/train.py attention={options.save}"
-        say(f"Written: {saved}\n{f'It {problem}, so it cannot be trained here.' if problem else train_it}")
+        lacks = certificate.conventions and certificate.conventions.untrainable
+        advice = f"Train it with: python scripts/train.py attention={options.save}"
+        say(f"Written: {saved}\n{f'It {lacks}, and so cannot be trained here.' if lacks else advice}")
     else:
         say(f"Not saved as {options.save}: that takes an equivalent class, and the verdict is: {certificate.verdict}")
     return certificate.exit_status

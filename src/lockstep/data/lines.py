@@ -34,9 +34,12 @@ def read_lines(path: Path) -> Iterator[str]:
     """
     number, characters, text = 0, 0, ""
     try:
+        pipe = path.exists() and not path.is_file()
+        if not pipe and not path.stat().st_size:  # such as /proc/kmsg, which is a file, and waits
+            raise InputError(f"{path} is empty")
         with path.open("rb") as file:
             packed = path.suffix == ".gz" or file.peek(2)[:2] == b"\x1f\x8b"
-            size = os.fstat(file.fileno()).st_size or math.inf  # of a pipe nothing is known
+            size = math.inf if pipe else os.fstat(file.fileno()).st_size
             most = max(RATIO * size, UNSUSPECTED)
             stream: IO[bytes] = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if packed else file
             lines = iter(lambda: stream.readline(LONGEST + 1), b"")

@@ -1,9 +1,12 @@
 """Multi30k: image captions in English, with their translations."""
 
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 
 from datasets import DatasetDict
 
+from lockstep.base.errors import InputError
 from lockstep.data.corpus import Corpus
 from lockstep.data.hub import hub_pairs
 from lockstep.data.pairs import read_pairs
@@ -51,6 +54,8 @@ class Multi30kTask(Corpus):
         if self.path is None:
             return hub_pairs(HUB_NAME, None, languages, "give a folder with its files by data.path=FOLDER")
         source, target = (f"{self.path}/{{}}.{language}.gz" for language in languages)
-        return DatasetDict(
-            {name: read_pairs((source.format(file), target.format(file)), None) for name, file in FILES.items()}
-        )
+        splits = {name: (source.format(file), target.format(file)) for name, file in FILES.items()}
+        for path in map(Path, chain.from_iterable(splits.values())):
+            if path.exists() and not path.is_file():
+                raise InputError(f"{path} is no file")
+        return DatasetDict({name: read_pairs(files, None) for name, files in splits.items()})

@@ -23,10 +23,12 @@ from lockstep.data.encoded import Encoded
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS, UNK = range(4)
+REPLACEMENT = "\ufffd"  # what decoding makes of bytes that are no UTF-8
 NEVER = (PAD, BOS, UNK)  # what no translation may hold
 CHUNK = 1_000_000  # characters encoded at a time: the library's record of a text is far larger than its ids
 ROWS = 1000  # texts of a dataset held at a time
 LONGEST_TRAINED_ON = 10_000  # characters of a text: training takes the square of the longest word
+LONGEST_TOKEN = 4 * LONGEST_TRAINED_ON  # bytes of one that training can make
 LEAST, MOST = 256 + len(SPECIAL_TOKENS), 2**17  # tokens of a subword vocabulary
 LARGEST_FILE = 2**25  # bytes of a saved tokenizer: one of as many tokens takes half of it
 
@@ -123,6 +125,14 @@ def to_line(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
     return tokenizer.decode(until_end(ids)).replace("\r", " ").replace("\n", " ")
 
 
+def token_bytes(tokenizer: Tokenizer, index: int) -> bytes:
+    """The bytes of a subword token, which need not be whole characters; byte-level BPE spells each as a letter."""
+    as_they_are = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in as_they_are]
+    letters = {chr(byte): byte for byte in as_they_are} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+    return bytes(letters[letter] for letter in tokenizer.id_to_token(index) or "")
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """A tokenizer from the file it was saved in.
 
@@ -163,6 +173,8 @@ def tokenizer_from(saved: str) -> Tokenizer:
 def _from_parts(model: dict[str, Any]) -> Tokenizer:
     vocabulary = model["vocab"]
     in_order = sorted(vocabulary, key=vocabulary.__getitem__)
+    if max(map(len, vocabulary)) > LONGEST_TOKEN:  # a translation may say it hundreds of times
+        raise ValueError(f"a token has over {LONGEST_TOKEN:,} characters")
     if [vocabulary[token] for token in in_order] != list(range(len(vocabulary))):
         raise ValueError("ids are not 0, 1, 2, ...")
     if tuple(in_order[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:

@@ -20,11 +20,13 @@ from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from torch import Tensor, nn
 
 from lockstep.attention import MultiHeadAttention
 from lockstep.base.terminal import printable
 from lockstep.data.batching import Batch
+from lockstep.data.tokenization import REPLACEMENT, token_bytes
 from lockstep.transformer import Transformer
 
 logger = logging.getLogger("lockstep")
@@ -164,9 +166,15 @@ def _shortened(labels: Iterable[str]) -> list[str]:
 
 
 def token_labels(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
-    """Each token by itself in one line, special ones too."""
-    texts = (tokenizer.decode([index], skip_special_tokens=False) for index in ids.tolist())
-    return [printable(text).replace("\n", "\\n") for text in texts]
+    """Each token by itself in one line, special ones too; a part of a character as its bytes, such as <e4 bd>."""
+    labels = []
+    for index in ids.tolist():
+        text = tokenizer.decode([index], skip_special_tokens=False)
+        if REPLACEMENT in text and isinstance(tokenizer.model, BPE):
+            labels.append(f"<{token_bytes(tokenizer, index).hex(' ')}>")
+        else:
+            labels.append(printable(text).replace("\n", "\\n"))
+    return labels
 
 
 def _labels(labels: Sequence[str], width: int) -> Image.Image:

@@ -12,6 +12,7 @@ import re
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -100,7 +101,9 @@ def _read(path: Path) -> Checkpoint:
     except TypeError:
         raise _Unusable("has a configuration that is more than words and numbers") from None
     except ValidationError as error:
-        place = ".".join(map(str, error.errors()[0]["loc"]))
+        # Where several kinds would do, pydantic names them as if they were entries, this one first.
+        named = takewhile(lambda part: part != "bool", error.errors()[0]["loc"])
+        place = ".".join(map(str, named))
         raise _Unusable(f"has no usable {place!r}"[:200]) from None
     # Without torch's notes on versions, which a dictionary cannot carry.
     return {**checkpoint, "state_dict": dict(checkpoint["state_dict"])}
@@ -276,6 +279,8 @@ def newest_checkpoint(run: Path) -> Path:
     for name in (LAST, PREVIOUS):
         if (run / "checkpoints" / name).exists():
             return run / "checkpoints" / name
+    if runs := sorted(path.parents[1].name for path in run.glob(f"*/checkpoints/{LAST}")):
+        raise CheckpointError(f"{run} holds {len(runs)} runs; name one of them, such as {run / runs[0]}")
     raise CheckpointError(f"{run} has no checkpoints/{LAST}: not a run folder, or stopped before its first checkpoint")
 
 

@@ -197,7 +197,13 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Set all random streams to what :func:`random_state` gave."""
+    """Set all random streams to what :func:`random_state` gave.
+
+    Raises:
+        ValueError: it is no such state; other errors of the libraries likewise.
+    """
+    if not 0 <= state["numpy"][2] <= len(state["numpy"][1]):  # numpy would read on beyond its memory
+        raise ValueError("its place in numpy's random stream is outside of it")
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])  # noqa: NPY002
     torch.set_rng_state(state["torch"])

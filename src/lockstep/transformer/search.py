@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lockstep.transformer.decoding import Decoder
 
+LARGEST_BEAM = 1000  # far beyond any use; each hypothesis takes a copy of its sentence
 Tokens = TypeVar("Tokens", int, Tensor)  # a number of them, or one for each sentence
 
 
@@ -46,6 +47,8 @@ class SearchOptions:
         for name in ("beam_size", "min_length", "n_best"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is less than 1")
+        if self.beam_size > LARGEST_BEAM:
+            raise ValueError(f"beam_size={self.beam_size} is over {LARGEST_BEAM}")
         if not 0 <= self.length_penalty <= 10:  # far beyond any use, and no length to that power overflows
             raise ValueError(f"length_penalty={self.length_penalty} is not a number from 0 to 10")
         if self.n_best > self.beam_size:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lockstep.attention.contract import INPUT_ROLES
 from lockstep.verification.construction import Sizes, signature
 from lockstep.verification.conventions import MASK_SHAPES, MEANINGS, Conventions, MaskForm
-from lockstep.verification.user_code import CannotTell, NoSuchOption, UserCodeError, user_code
+from lockstep.verification.user_code import CannotTell, UserCodeError, user_code
 
 _ROLES = {
     "query": {"q", "query", "queries", "xq", "qs"},
@@ -25,6 +25,10 @@ _CONTEXT = {"context", "memory", "encoder_hidden_states", "y", "enc", "kv", "sou
 CAUSAL_ARGUMENTS = {"is_causal", "causal", "use_causal_mask", "use_causal", "apply_causal_mask", "masked"}
 OPTIONS = ("inputs", "layout", "mask", "mask_shape", "num_heads")
 """What ``conventions`` may state."""
+
+
+class NoSuchOption(ValueError):
+    """A convention that does not exist, or cannot have this value."""
 
 
 def check_stated(stated: Mapping[str, Any]) -> None:

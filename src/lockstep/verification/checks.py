@@ -77,7 +77,7 @@ def _outputs_and_gradients(candidate: Candidate, situation: Situation) -> Iterat
         yield Check(f"output, {situation.name}", str(error), FLOAT64)
         return
     expected, rows = candidate.expected(weights, inputs, situation)
-    yield Check(f"output, {situation.name}", relative_difference(out[rows].detach(), expected[rows].detach()), FLOAT64)
+    yield Check(f"output, {situation.name}", relative_difference(out[rows], expected[rows]), FLOAT64)
 
     direction = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     direction = direction * rows[..., None]

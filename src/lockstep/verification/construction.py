@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lockstep.verification.foreign import Settings, resolve
-from lockstep.verification.user_code import CannotTell, NoSuchOption
+from lockstep.verification.foreign import NoSuchArgument, Settings, resolve
+from lockstep.verification.user_code import CannotTell
 
 _NAMES = {
     "d_model": "d_model embed_dim embed_size embedding_dim embedding_size emb_dim emb_size embed emb hidden_size "
@@ -118,8 +119,8 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
     """An instance, the arguments that made it (as words where they depend on sizes), and its sizes.
 
     Raises:
+        NoSuchArgument: one that is given does not exist.
         CannotTell: an argument cannot be guessed.
-        NoSuchOption: it has no argument of a given name.
     """
     if not issubclass(cls, nn.Module):
         raise CannotTell(f"{cls.__name__} is not a torch.nn.Module")
@@ -127,9 +128,11 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
     open_ended = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(cls).parameters.values())
     for name in given:
         if name not in parameters and not open_ended:
-            raise NoSuchOption(
-                f"option arguments.{name}: {cls.__name__} has no such constructor argument; it has "
-                f"{', '.join(parameters) or 'none'}"
+            nearest = get_close_matches(name, parameters, 1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise NoSuchArgument(
+                f"option arguments.{name}: the constructor of {cls.__name__} has no such argument; it has "
+                f"{', '.join(parameters) or 'none'}{hint}"
             )
     sizes = _stated_sizes(given, num_heads)
     arguments = {name: _as_word(name, value, sizes) for name, value in given.items()}

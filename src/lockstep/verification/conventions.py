@@ -102,14 +102,10 @@ class Conventions:
 
     @property
     def untrainable(self) -> str | None:
-        """Why no encoder and decoder can be made of a class that is called so, to follow the word "it"."""
+        """What a Transformer asks for and the class cannot be asked, as the end of a sentence."""
         if "key" not in self.roles:
             return "attends only to itself"
-        if self.causal:
-            return "always hides later keys"
-        if not any("b" in form.shape for form in self.masks):
-            return "takes no mask of each sample's own" if self.masks else "takes no mask"
-        return None
+        return None if self.masks else "takes no mask"
 
     def call(self, module: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         """Call ``module`` with :meth:`arguments` and return its batch-first output, whatever that is."""

@@ -40,6 +40,10 @@ class NoSuchTarget(ValueError):
     """The target names no class that could be attention."""
 
 
+class NoSuchArgument(ValueError):
+    """Its constructor has no argument of this name."""
+
+
 def load_class(target: str, folder: Path | None = None) -> type[nn.Module]:
     """The class named by ``file.py:Class``, ``package.module:Class`` or ``package.module.Class``.
 
@@ -123,7 +127,7 @@ def _parts(target: str) -> tuple[str, str]:
     """The file or module, and the class, which may be empty."""
     place, colon, name = target.rpartition(":")
     if place.endswith(":"):
-        raise NoSuchTarget(f"target={target} has two colons; write target={place.rstrip(':')}:{name}")
+        raise NoSuchTarget(f"target={target} names no class; one colon is enough: {place.rstrip(':')}:{name}")
     if not (colon and name.isidentifier()):
         place, _, name = (target, "", "") if target.endswith(".py") else target.rpartition(".")
     if not place or "\0" in place or not (name.isidentifier() or target.endswith(".py")):

@@ -163,8 +163,8 @@ def relative_difference(found: Tensor, expected: Tensor, floor: float = 0.0) -> 
     """The largest difference over the largest expected value, or over ``floor``; infinite where something is NaN."""
     if found.numel() == 0:
         return 0.0
-    scale = max(float(expected.abs().max()), floor, 1e-300)
-    figure = float((found.double() - expected.double()).abs().max()) / scale
+    found, expected = found.detach().double(), expected.detach().double()
+    figure = float((found - expected).abs().max()) / max(float(expected.abs().max()), floor, 1e-300)
     return figure if figure == figure else float("inf")
 
 

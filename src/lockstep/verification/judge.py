@@ -44,7 +44,7 @@ def verify(
             ``mask_shape`` (such as "b q k") and ``num_heads``.
 
     Raises:
-        ValueError: an option or a class that does not exist.
+        ValueError: an option, a class or an argument that does not exist.
         InputError: the target's file or module is not there, or cannot be imported.
     """
     stated = {name: value for name, value in (conventions or {}).items() if value is not None}
@@ -222,7 +222,7 @@ class _Verification:
                 return None
             raise
         self.certificate.remarks += masks.remarks
-        self.certificate.checks += masks.wrong
+        self.certificate.checks += masks.checks
         for fault in masks.faults:
             self._add(fault.code, fault.sentence)
         candidate.conventions = replace(
@@ -247,7 +247,7 @@ class _Verification:
         if unused:
             self._add("unused_parameters", f"these parameters play no role in it: {', '.join(unused)}")
         wrong = len(unused) + sum(not torch.equal(back[name], own[name]) for name in back)
-        c.checks.append(Check("parameters: a bijection, exact there and back", float(wrong), 0.0, numerical=False))
+        c.checks.insert(0, Check("parameters: a bijection, exact there and back", float(wrong), 0.0, numerical=False))
         return not unused
 
     def _answered(self, candidate: Candidate, situation: Situation) -> bool:

@@ -11,24 +11,21 @@ from lockstep.verification.candidate import Candidate, Inputs, Situation
 from lockstep.verification.checks import FLOAT64, Check
 from lockstep.verification.construction import signature
 from lockstep.verification.conventions import MASK_SHAPES, MEANINGS, MaskForm
-from lockstep.verification.formula import FAULTS, Fault, Formula, relative_difference
+from lockstep.verification.formula import FAULTS, Fault, Formula, evaluate, relative_difference
 from lockstep.verification.hypotheses import Hypothesis, reproduces
 from lockstep.verification.user_code import CannotTell, UserCodeError
 
 
 @dataclass
 class MaskFindings:
-    """The forms accepted, the causal switch, what is wrong, what is worth saying and what cannot be decided.
-
-    ``wrong`` are the outputs by which a form shows its fault; forms that are not accepted are asked nothing else.
-    """
+    """The forms accepted, the causal switch, what is wrong and by how much, what is worth saying, what is undecided."""
 
     forms: list[MaskForm] = field(default_factory=list)
     causal_argument: str | None = None
     faults: list[Fault] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     undecided: str | None = None
-    wrong: list[Check] = field(default_factory=list)
 
 
 class _Answers:
@@ -50,16 +47,21 @@ class _Answers:
         given = (inputs.query, inputs.key, inputs.value)
         return reproduces(formula, self.weights, given, out, self.found.norm, inputs.visible)
 
+    def check(self, form: MaskForm, cross: bool = False) -> Check:
+        """How far the answer is from the right one, in the situation in which a fault was seen."""
+        situation = _masked(form, cross)
+        inputs, out = self.ask(situation)
+        figure, formula = float("inf"), self.found.formula
+        if out is not None and formula.fits(inputs.query.size(1), inputs.key.size(1)):
+            expected, rows = evaluate(
+                formula, self.weights, inputs.query, inputs.key, inputs.value, inputs.visible, self.found.norm
+            )
+            figure = relative_difference(out[rows], expected[rows])
+        return Check(f"output, {form}, {'cross' if cross else 'self'}", figure, FLOAT64)
+
     def ignores(self, form: MaskForm) -> bool:
         inputs, out = self.ask(_masked(form))
         return out is not None and self.matches(replace(self.found.formula, mask="ignored"), inputs, out)
-
-    def wrong(self, situation: Situation) -> Check:
-        """The difference from the reference, as the judged checks show it."""
-        inputs, out = self.ask(situation)
-        assert out is not None
-        expected, rows = self.candidate.expected(self.weights, inputs, situation)
-        return Check(f"output, {situation.name}", relative_difference(out[rows], expected[rows]), FLOAT64)
 
     def right(self, situation: Situation) -> bool | None:
         """Whether the answer is the formula's; None where the class refuses the question."""
@@ -109,15 +111,13 @@ def find_masks(
             findings.remarks.append(f"{argument!r} accepts no mask of any known form: it was left alone")
         else:
             running = [form for form, right in verdicts.items() if right is False]
-            _diagnose(answers, argument, running, False, findings)
+            _diagnose(answers, argument, running, findings, cross=False)
     findings.causal_argument = _causal_argument(answers, cross, findings)
     return findings
 
 
 def _masked(form: MaskForm, cross: bool = False) -> Situation:
-    if cross:
-        return Situation(f"{form}, cross", 5, 11, same=False, forms=(form,))
-    return Situation(f"{form}, self", 7, 7, forms=(form,))
+    return Situation("mask", 5, 11, same=False, forms=(form,)) if cross else Situation("mask", 7, 7, forms=(form,))
 
 
 def _judge(
@@ -133,7 +133,7 @@ def _judge(
         sentence = f"ones in {argument!r} hide where it has the shape {shapes}, and show where it has another"
         findings.faults.append(Fault("mask_inverted", sentence, (), "mask"))
         inverted = next(form for form in accepted if form.meaning == "one_blocks")
-        findings.wrong.append(answers.wrong(_masked(replace(inverted, meaning="zero_blocks"))))
+        findings.checks.append(answers.check(replace(inverted, meaning="zero_blocks")))
     ones_hide = meanings <= {"one_blocks", "true_blocks"}
     if ones_hide and "one_blocks" in meanings and not stated and "key_padding" not in argument:
         findings.undecided = (
@@ -151,7 +151,7 @@ def _judge(
         across = {form: answers.right(_masked(form, cross=True)) for form in accepted}
         wrong = [form for form, right in across.items() if right is False]
         if wrong:
-            _diagnose(answers, argument, wrong, True, findings)
+            _diagnose(answers, argument, wrong, findings, cross=True)
         accepted = [form for form, right in across.items() if right] or accepted
     findings.forms += _most_general(accepted)
 
@@ -163,8 +163,8 @@ def _most_general(accepted: list[MaskForm]) -> list[MaskForm]:
     return [form for form in accepted if form in chosen.values()]
 
 
-def _diagnose(answers: _Answers, argument: str, running: list[MaskForm], cross: bool, findings: MaskFindings) -> None:
-    """The fault of this argument that explains the answers to the forms that the class does not refuse."""
+def _diagnose(answers: _Answers, argument: str, running: list[MaskForm], findings: MaskFindings, cross: bool) -> None:
+    """Add the fault of this argument that explains the answers to the forms that the class does not refuse."""
     asked = {form: answers.ask(_masked(form, cross)) for form in running}
 
     def explains(fault: Fault, form: MaskForm) -> bool:
@@ -173,15 +173,14 @@ def _diagnose(answers: _Answers, argument: str, running: list[MaskForm], cross: 
 
     faults = {f.code: replace(f, sentence=f"{f.sentence} ({argument!r})") for f in FAULTS if f.stage == "mask"}
     ignored = faults["mask_ignored_across" if cross else "mask_ignored"]
+    found = (ignored, running[0]) if all(explains(ignored, form) for form in running) else None
     # A meaning is another's inversion, and to add a mask of -inf is no fault.
     usual = [form for form in running if form.meaning in ("zero_blocks", "true_attends")]
-    tried = [(faults["mask_inverted"], usual), (faults["mask_added"], usual), (faults["mask_tiled"], running)]
-    if all(explains(ignored, form) for form in running):
-        tried = [(ignored, running)]
-    explained = [(fault, form) for fault, forms in tried for form in forms if explains(fault, form)]
-    fault, form = explained[0] if explained else (_unknown(argument), (usual or running)[0])
+    for code, forms in (("mask_inverted", usual), ("mask_added", usual), ("mask_tiled", running)):
+        found = found or next(((faults[code], form) for form in forms if explains(faults[code], form)), None)
+    fault, seen = found or (_unknown(argument), running[0])
     findings.faults.append(fault)
-    findings.wrong.append(answers.wrong(_masked(form, cross)))
+    findings.checks.append(answers.check(seen, cross))
 
 
 def _unknown(argument: str) -> Fault:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from lockstep.base.errors import InputError
-from lockstep.verification.foreign import NoSuchTarget
+from lockstep.verification.foreign import NoSuchArgument, NoSuchTarget
 
 TIME_LIMIT = 10.0
 """Seconds for one call of the user's code."""
@@ -23,10 +23,6 @@ class CannotTell(Exception):
     """What could not be found, and the option that settles it."""
 
     code, trace = "could_not_tell", ""
-
-
-class NoSuchOption(ValueError):
-    """An argument or a convention that does not exist, or cannot have this value."""
 
 
 class UserCodeError(Exception):
@@ -94,7 +90,7 @@ def user_code(doing: str) -> Iterator[io.StringIO]:
             yield printed
     except _TookTooLong as error:
         raise UserCodeError(f"{doing} took longer than {TIME_LIMIT:g} s", _own_traceback(error)) from None
-    except (CannotTell, NoSuchOption, NoSuchTarget, InputError):
+    except (CannotTell, NoSuchArgument, NoSuchTarget, InputError):
         raise
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"{doing} raised {type(error).__name__}: {error}", _own_traceback(error)) from None
