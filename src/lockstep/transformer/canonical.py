@@ -69,14 +69,18 @@ def canonical_weights(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_canonical(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Lay canonical weights into the model's parameters.
+    """Put canonical weights into the model's parameters, casting them.
 
-    Raises:
-        KeyError: a parameter of the model has no counterpart.
+    An attention without a canonical layout takes what it can, and keeps the weights that are its own.
     """
     named = from_canonical(model, tensors)
+    for prefix, module in _attentions(model).items():
+        if not module.canonical:
+            own = module.from_canonical({name: tensors[f"{prefix}.{name}"] for name in module.canonical_shapes()})
+            named |= {f"{prefix}.{name}": tensor for name, tensor in own.items()}
     for name, parameter in model.named_parameters():
-        parameter.copy_(named[name])
+        if name in named:
+            parameter.copy_(named[name])
 
 
 def fingerprint(model: nn.Module) -> str:
