@@ -4,11 +4,10 @@ Each is checked by itself, in float64, with everything before it made equal.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from lockstep.comparison.resync import measure, norms, relative, summary
 from lockstep.comparison.step import (
@@ -19,6 +18,7 @@ from lockstep.comparison.step import (
     change,
     copied_weights,
     forked_random_state,
+    normal_like,
     optimizer_of,
     take_step,
 )
@@ -26,7 +26,6 @@ from lockstep.comparison.variant import Variant, is_key_bias
 from lockstep.training import clipping
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import from_canonical, to_canonical
-from lockstep.transformer.initialization import stream
 
 RELATIVE_LIMIT = 1e-9
 """Of float64 results that only a layout separates: rounding is a thousandth of it, a learner's choice far more."""
@@ -61,7 +60,8 @@ def update_differences(variant: Variant, reference: Variant, at: Conditions) -> 
 
     A layout cannot change what an optimiser does to each element; it changes what one does to each stored tensor.
     """
-    gradients = [_random_like(at.weights, at.seed, f"gradient {i}") for i in range(2)]
+    drawn = [normal_like(at.weights, at.seed, f"gradient {i}") for i in range(2)]
+    gradients = [{name: tensor.to(at.weights[name]) for name, tensor in each.items()} for each in drawn]
     found = []
     if at.clip is not None:
         found += _named("gradient clipping", *(_clipped(v, gradients[0], at) for v in (variant, reference)))
@@ -85,22 +85,14 @@ def _named(what: str, own: Weights, truth: Weights) -> list[str]:
     return [f"{what} (of {worst}, {size})"]
 
 
-def _random_like(weights: Weights, seed: int, name: str) -> dict[str, Tensor]:
-    return {
-        key: torch.empty(tensor.shape, dtype=torch.float64).normal_(generator=stream(seed, f"{name} {key}")).to(tensor)
-        for key, tensor in weights.items()
-    }
-
-
-def _give(model: Transformer, gradients: Mapping[str, Tensor]) -> None:
+def _give(model: Transformer, gradients: Weights) -> None:
     named = from_canonical(model, gradients)
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        parameter.grad = named[name].reshape(parameter.shape).clone(memory_format=torch.contiguous_format)
+        if parameter.requires_grad:
+            parameter.grad = named[name].reshape(parameter.shape).clone(memory_format=torch.contiguous_format)
 
 
-def _clipped(variant: Variant, gradients: Mapping[str, Tensor], at: Conditions) -> Weights:
+def _clipped(variant: Variant, gradients: Weights, at: Conditions) -> Weights:
     """Gradients after clipping to a norm that clips: a tenth of theirs."""
     model = built(variant, at.weights, at)
     _give(model, gradients)
@@ -109,7 +101,7 @@ def _clipped(variant: Variant, gradients: Mapping[str, Tensor], at: Conditions) 
     return to_canonical(model, clipping.gradients(model))
 
 
-def _updated(variant: Variant, gradients: list[dict[str, Tensor]], at: Conditions) -> Weights:
+def _updated(variant: Variant, gradients: Sequence[Weights], at: Conditions) -> Weights:
     """What a fresh optimiser adds to the weights in as many steps as there are gradients."""
     model = built(variant, at.weights, at)
     before, optimizer = copied_weights(model), optimizer_of(model, variant, at)

@@ -4,13 +4,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from lockstep.comparison.step import MakeOptimizer, batch_loss, forked_random_state
@@ -117,12 +116,7 @@ class LockstepModule(L.LightningModule):
         self.log_dict({f"loss/{name}": loss for name, loss in self.losses.items()}, batch_size=1)
         return torch.stack([*losses.values()]).sum()
 
-    def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        if gradient_clip_val is not None:
+    def configure_gradient_clipping(self, *arguments: Any, **options: Any) -> None:
+        if self.trainer.gradient_clip_val is not None:
             for name, variant in self.variants.items():
-                variant.learner.clip(self.model(name), gradient_clip_val)
+                variant.learner.clip(self.model(name), self.trainer.gradient_clip_val)

@@ -139,10 +139,8 @@ def resynchronised_step(step: int, reference: Variant, variants: Sequence[Varian
 
 
 def _tensors(step: Step) -> dict[Place, Tensor]:
-    tensors = {("loss", "loss"): step.loss}
-    tensors |= {("gradient", name): tensor for name, tensor in step.gradients.items()}
-    tensors |= {("update", name): tensor for name, tensor in step.updates.items()}
-    return tensors
+    kinds = {"loss": {"loss": step.loss}, "gradient": step.gradients, "update": step.updates}
+    return {(kind, name): tensor for kind, tensors in kinds.items() for name, tensor in tensors.items()}
 
 
 def noise_floor(truth: Step, nulls: Sequence[Step], weights: Mapping[str, Tensor]) -> dict[Place, float]:

@@ -1,7 +1,4 @@
-"""One optimisation step from given canonical weights: what every participant of a comparison is asked for.
-
-Shapes: B batch, T_s and T_t source and target length, V vocabulary size; others as in the canonical layout.
-"""
+"""One optimisation step from given canonical weights: what every participant of a comparison is asked for."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -152,8 +149,13 @@ def random_and_distinct(start: Weights, seed: int) -> dict[str, Tensor]:
 
     A start as drawn for training has zero biases and norms of one, and many mix-ups do not show on it.
     """
-    weights = {}
-    for name, tensor in start.items():
-        noise = torch.empty(tensor.shape, dtype=torch.float64).normal_(generator=stream(seed, f"check {name}"))
-        weights[name] = tensor.double().cpu() + 0.1 * noise
-    return weights
+    noise = normal_like(start, seed, "check")
+    return {name: tensor.double().cpu() + 0.1 * noise[name] for name, tensor in start.items()}
+
+
+def normal_like(weights: Weights, seed: int, what: str) -> dict[str, Tensor]:
+    """Normal numbers (float64, on the CPU) in the weights' shapes, from a stream for each tensor."""
+    return {
+        name: torch.empty(tensor.shape, dtype=torch.float64).normal_(generator=stream(seed, f"{what} {name}"))
+        for name, tensor in weights.items()
+    }

@@ -228,7 +228,7 @@ class AttentionMaps(L.Callback):
             "decoder": (self._prefix, self._prefix),
             "cross": (self._prefix, self._source),
         }
-        for kind, weights in attention_maps(pl_module.judged, example).items():  # type: ignore[arg-type]
+        for kind, weights in attention_maps(pl_module.evaluated, example).items():  # type: ignore[arg-type]
             tokens = [len(labels) for labels in axes[kind]]
             if trainer.global_step == 0 and tokens != [*weights.shape[2:]]:
                 shown = "pictures attention/%s show the first %d of %d queries and %d of %d keys"
