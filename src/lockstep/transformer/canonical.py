@@ -9,30 +9,22 @@ from torch import Tensor, nn
 from lockstep.attention import MultiHeadAttention
 
 
-def _attentions(model: nn.Module) -> dict[str, MultiHeadAttention]:
-    return {name: m for name, m in model.named_modules() if isinstance(m, MultiHeadAttention)}
-
-
 def _convert(
     model: nn.Module,
     tensors: Mapping[str, Tensor],
     convert: Callable[[MultiHeadAttention, dict[str, Tensor]], dict[str, Tensor]],
 ) -> dict[str, Tensor]:
     """Hand each attention its own tensors, and put what it returns in their place; the order of names is kept."""
-    attentions = _attentions(model)
-    groups: dict[str, dict[str, Tensor]] = {}
+    attentions = {f"{name}.": m for name, m in model.named_modules() if isinstance(m, MultiHeadAttention)}
+    groups: dict[str, dict[str, Tensor]] = {}  # of an attention, or of one other tensor, which has no name within
     for name, tensor in tensors.items():
-        prefix = next((p for p in attentions if name.startswith(f"{p}.")), None)
-        if prefix is None:
-            groups[name] = {"": tensor}
-        else:
-            groups.setdefault(prefix, {})[name.removeprefix(f"{prefix}.")] = tensor
+        prefix = next((prefix for prefix in attentions if name.startswith(prefix)), name)
+        groups.setdefault(prefix, {})[name.removeprefix(prefix)] = tensor
     converted = {}
     for prefix, group in groups.items():
-        if prefix in attentions:
-            converted.update({f"{prefix}.{name}": t for name, t in convert(attentions[prefix], group).items()})
-        else:
-            converted[prefix] = group[""]
+        module = attentions.get(prefix)
+        found = convert(module, group) if module is not None and module.canonical else group
+        converted.update({f"{prefix}{name}": tensor for name, tensor in found.items()})
     return converted
 
 
@@ -49,8 +41,6 @@ def to_canonical(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, T
     """
 
     def convert(module: MultiHeadAttention, group: dict[str, Tensor]) -> dict[str, Tensor]:
-        if not module.canonical:
-            return group
         canonical = module.to_canonical(group)
         return {name: canonical[name] for name in module.canonical_shapes()}
 
@@ -59,7 +49,7 @@ def to_canonical(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, T
 
 def from_canonical(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of :func:`to_canonical`."""
-    return _convert(model, tensors, lambda module, group: module.from_canonical(group) if module.canonical else group)
+    return _convert(model, tensors, lambda module, group: module.from_canonical(group))
 
 
 def canonical_weights(model: nn.Module) -> dict[str, Tensor]:
