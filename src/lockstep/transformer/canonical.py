@@ -9,13 +9,18 @@ from torch import Tensor, nn
 from lockstep.attention import MultiHeadAttention
 
 
+def _attentions(model: nn.Module) -> dict[str, MultiHeadAttention]:
+    """By the prefix of their parameters' names."""
+    return {f"{name}.": module for name, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
+
+
 def _convert(
     model: nn.Module,
     tensors: Mapping[str, Tensor],
     convert: Callable[[MultiHeadAttention, dict[str, Tensor]], dict[str, Tensor]],
 ) -> dict[str, Tensor]:
     """Hand each attention its own tensors, and put what it returns in their place; the order of names is kept."""
-    attentions = {f"{name}.": m for name, m in model.named_modules() if isinstance(m, MultiHeadAttention)}
+    attentions = _attentions(model)
     groups: dict[str, dict[str, Tensor]] = {}  # of an attention, or of one other tensor, which has no name within
     for name, tensor in tensors.items():
         prefix = next((prefix for prefix in attentions if name.startswith(prefix)), name)
@@ -62,14 +67,17 @@ def load_canonical(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Put canonical weights into the model's parameters, casting them.
 
     An attention without a canonical layout takes what it can, and keeps the weights that are its own.
+
+    Raises:
+        KeyError: another parameter of the model has no counterpart.
     """
     named = from_canonical(model, tensors)
-    for prefix, module in _attentions(model).items():
-        if not module.canonical:
-            own = module.from_canonical({name: tensors[f"{prefix}.{name}"] for name in module.canonical_shapes()})
-            named |= {f"{prefix}.{name}": tensor for name, tensor in own.items()}
+    research = {prefix: module for prefix, module in _attentions(model).items() if not module.canonical}
+    for prefix, module in research.items():
+        own = module.from_canonical({name: tensors[f"{prefix}{name}"] for name in module.canonical_shapes()})
+        named |= {f"{prefix}{name}": tensor for name, tensor in own.items()}
     for name, parameter in model.named_parameters():
-        if name in named:
+        if name in named or not name.startswith(tuple(research)):
             parameter.copy_(named[name])
 
 
