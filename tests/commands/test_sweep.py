@@ -1,12 +1,14 @@
 """The table of a sweep: what each job reached, the best first."""
 
 import csv
+import shlex
+from pathlib import Path
 
 from lockstep.commands.sweep import Sweep
 
 
 def table(folder, outcomes):
-    sweep = Sweep(folder, [{"seed": seed} for seed in outcomes])
+    sweep = Sweep(folder, [[f"seed={seed}"] for seed in outcomes])
     for seed, outcome in outcomes.items():
         sweep.add({"seed": seed}, outcome)
     sweep.report()
@@ -36,10 +38,14 @@ def test_several_tasks_are_one_table(tmp_path):
     assert {(row["exact match"], row["BLEU"]) for row in rows} == {("0.5000", ""), ("", "30.00")}
 
 
-def test_what_did_not_run_is_named(tmp_path, capsys):
-    sweep = Sweep(tmp_path, [{"attention": "fused", "seed": seed} for seed in "012"])
+def test_what_did_not_run_is_told_with_its_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    sweep = Sweep(Path("here"), [["name='my run'", f"seed={seed}"] for seed in "012"])
     sweep.add({"attention": "fused", "seed": "0"}, "stopped by SIGINT")
     sweep.report()
     output = capsys.readouterr().out.splitlines()
     assert "1 of 3 jobs ran, 1 failed" in output[-3]
-    assert output[-2:] == ["not run: attention=fused seed=1", "not run: attention=fused seed=2"]
+    assert [line.partition(": ")[0] for line in output[-2:]] == ["not run"] * 2
+    words = shlex.split(output[-1].partition(": ")[2])
+    assert words == ["python", "scripts/train.py", "name='my run'", "seed=2", "output=here"]

@@ -12,13 +12,12 @@ from lockstep.comparison.resync import measure, noise_floor, resynchronised_step
 from lockstep.comparison.step import (
     Step,
     bits_equal,
-    lay,
     moved_by_one_ulp,
     random_and_distinct,
     take_step,
     with_scaled_scores,
 )
-from lockstep.transformer.canonical import canonical_weights
+from lockstep.transformer.canonical import canonical_weights, load_canonical
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +76,7 @@ def test_laid_weights_are_read_back_to_the_bit(two):
     weights = random_and_distinct(canonical_weights(variants[0].build()), 0)
     for variant in variants:
         model = variant.build().double()
-        lay(model, weights)
+        load_canonical(model, weights)
         assert all(torch.equal(tensor, weights[name]) for name, tensor in canonical_weights(model).items())
 
 

@@ -52,7 +52,7 @@ def test_a_source_text_means_one_day(locale: str) -> None:
     assert set(texts.values()) == set(days)
     assert all(day == texts[_write(day, style, parsed, Locale("en"))[0]] for style in STYLES for day in days)
     splits = task.splits(0)
-    tokenizer = task.tokenizers(splits["train"]).source
+    tokenizer = task.prepare(splits).tokenizers.source
     assert all(tokenizer.decode(tokenizer.encode(text).ids) == text for text in splits["test"]["source"])
 
 

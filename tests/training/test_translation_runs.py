@@ -86,7 +86,7 @@ def test_the_printed_command_gives_the_scores_that_were_noted(whole):
 
 def test_every_test_sentence_has_its_own_translation(whole, best):
     options, data, module = best
-    alone = translate(options, data, module.judged)
+    alone = translate(options, data, module.evaluated)
     assert len(set(alone)) > 5
     assert (whole / "test.hypotheses.txt").read_text().splitlines() == alone
     assert (whole / "test.references.txt").read_text().splitlines() == data.references("test")

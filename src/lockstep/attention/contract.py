@@ -43,8 +43,6 @@ class MultiHeadAttention(nn.Module, ABC):
     """The layout is a bijection with the canonical weights; a contrast, or a research idea, says False."""
     layout: ClassVar[tuple[Layout, ...]] = ()
     """Where each parameter lies; those of biases count where there are biases."""
-    canonical_dropout: ClassVar[bool] = True
-    """Attention dropout is drawn in the order (H, B, T_q, T_k); kernels that draw their own say False."""
 
     def __init__(self, d_model: int, num_heads: int, *, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
@@ -117,12 +115,7 @@ class MultiHeadAttention(nn.Module, ABC):
     def canonical_shapes(self) -> dict[str, torch.Size]:
         """Shapes of the canonical weights, in canonical order."""
         H, K, D = self.num_heads, self.head_dim, self.d_model
-        shapes: dict[str, torch.Size] = {}
-        for role in INPUT_ROLES:
-            shapes[f"{role}.weight"] = torch.Size((H, K, D))
-            if self.has_bias:
-                shapes[f"{role}.bias"] = torch.Size((H, K))
-        shapes["output.weight"] = torch.Size((D, H, K))
-        if self.has_bias:
-            shapes["output.bias"] = torch.Size((D,))
-        return shapes
+        of_inputs = {"weight": (H, K, D), "bias": (H, K)}
+        shapes = {f"{role}.{kind}": torch.Size(shape) for role in INPUT_ROLES for kind, shape in of_inputs.items()}
+        shapes |= {"output.weight": torch.Size((D, H, K)), "output.bias": torch.Size((D,))}
+        return {name: shape for name, shape in shapes.items() if self.has_bias or name.endswith(".weight")}

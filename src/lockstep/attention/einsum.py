@@ -9,14 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.attention.contract import INPUT_ROLES, Arithmetic, MultiHeadAttention
+from lockstep.attention import reference
+from lockstep.attention.contract import INPUT_ROLES, Tensors
 from lockstep.attention.dropout import attention_dropout
-from lockstep.attention.heads import merge_heads, project_heads
+from lockstep.attention.heads import OrderableAttention, merge_heads, project_heads
 from lockstep.attention.layout import Layout
 from lockstep.attention.masks import masked_softmax, merge_masks
 
 
-class EinsumAttention(MultiHeadAttention):
+class EinsumAttention(OrderableAttention):
     """Every product an ``einsum``, every weight stored in its canonical shape.
 
     Args:
@@ -34,44 +35,28 @@ class EinsumAttention(MultiHeadAttention):
         Layout("output_bias", "d", ("output",)),
     )
 
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int,
-        *,
-        bias: bool = True,
-        dropout: float = 0.0,
-        arithmetic: Arithmetic = "native",
-    ) -> None:
-        super().__init__(d_model, num_heads, bias=bias, dropout=dropout)
-        self.arithmetic = arithmetic
-        scale = 1 / math.sqrt(d_model)
+    def _make_parameters(self) -> None:
+        scale = 1 / math.sqrt(self.d_model)
         for name, shape in self.canonical_shapes().items():
             # Parameter names hold no dots.
             self.register_parameter(name.replace(".", "_"), nn.Parameter(torch.empty(shape).uniform_(-scale, scale)))
 
-    def _project(self, role: str, x: Tensor) -> Tensor:
-        weight = self.get_parameter(f"{role}_weight")
-        bias: Tensor | None = getattr(self, f"{role}_bias", None)
-        if self.arithmetic == "ordered":
-            flat_bias = None if bias is None else bias.flatten()
-            return project_heads(x, weight.flatten(0, 1), flat_bias, self.num_heads, self.arithmetic)
-        heads = torch.einsum("btd,hkd->bhtk", x, weight)
-        return heads if bias is None else heads + bias[:, None, :]
-
-    def _output(self, context: Tensor) -> Tensor:
-        weight = self.get_parameter("output_weight")
-        bias: Tensor | None = getattr(self, "output_bias", None)
-        if self.arithmetic == "ordered":
-            return F.linear(merge_heads(context), weight.flatten(1), bias)
-        out = torch.einsum("bhtk,dhk->btd", context, weight)
-        return out if bias is None else out + bias
+    def _project(self, parameters: Tensors, role: str, x: Tensor) -> Tensor:
+        if self.arithmetic == "native":
+            return reference.project(parameters, role, x)
+        bias = parameters[f"{role}.bias"].flatten() if self.has_bias else None
+        return project_heads(x, parameters[f"{role}.weight"].flatten(0, 1), bias, self.num_heads, self.arithmetic)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        q, k, v = (self._project(role, x) for role, x in zip(INPUT_ROLES, (query, key, value), strict=True))
+        parameters = {name: self.get_parameter(name.replace(".", "_")) for name in self.canonical_shapes()}
+        inputs = zip(INPUT_ROLES, (query, key, value), strict=True)
+        q, k, v = (self._project(parameters, role, x) for role, x in inputs)
         scores = torch.einsum("bhtk,bhsk->bhts", q, k) / math.sqrt(self.head_dim)
         weights = masked_softmax(scores, merge_masks(scores.shape, mask, is_causal, scores.device))
         weights = attention_dropout(weights, self.dropout, self.training)
-        return self._output(torch.einsum("bhts,bhsk->bhtk", weights, v))
+        context = torch.einsum("bhts,bhsk->bhtk", weights, v)
+        if self.arithmetic == "native":
+            return reference.output(parameters, context)
+        return F.linear(merge_heads(context), parameters["output.weight"].flatten(1), parameters.get("output.bias"))

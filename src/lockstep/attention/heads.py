@@ -9,6 +9,7 @@ with respect to the input, which the loop sums head by head, and a single projec
 """
 
 import math
+from abc import abstractmethod
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lockstep.attention.contract import Arithmetic
+from lockstep.attention.contract import Arithmetic, MultiHeadAttention
 from lockstep.attention.dropout import attention_dropout
 from lockstep.attention.masks import masked_softmax, merge_masks
 
@@ -58,6 +59,31 @@ class _HeadwiseLinear(torch.autograd.Function):
             grad_weight = flat.t() @ x.flatten(0, 1) if needs_weight else None
             grad_bias = flat.sum(0) if needs_bias else None
         return grad_x, grad_weight, grad_bias, None
+
+
+class OrderableAttention(MultiHeadAttention):
+    """An attention with a choice of arithmetic; its subclasses say what parameters they have.
+
+    Args:
+        arithmetic: "ordered" sums the input's gradient head by head, as a loop would; "native" in one product.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+        arithmetic: Arithmetic = "native",
+    ) -> None:
+        super().__init__(d_model, num_heads, bias=bias, dropout=dropout)
+        self.arithmetic = arithmetic
+        self._make_parameters()
+
+    @abstractmethod
+    def _make_parameters(self) -> None:
+        """Called once the sizes are known."""
 
 
 def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, num_heads: int, arithmetic: Arithmetic) -> Tensor:

@@ -3,12 +3,12 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.attention.contract import INPUT_ROLES, Arithmetic, MultiHeadAttention
-from lockstep.attention.heads import attend, merge_heads, project_heads, split_heads
+from lockstep.attention.contract import INPUT_ROLES
+from lockstep.attention.heads import OrderableAttention, attend, merge_heads, project_heads, split_heads
 from lockstep.attention.layout import OUTPUT_LINEAR, Layout
 
 
-class PackedAttention(MultiHeadAttention):
+class PackedAttention(OrderableAttention):
     """One 3D x D projection: a single product in self-attention, slices of it in cross-attention.
 
     Args:
@@ -22,19 +22,9 @@ class PackedAttention(MultiHeadAttention):
         *OUTPUT_LINEAR,
     )
 
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int,
-        *,
-        bias: bool = True,
-        dropout: float = 0.0,
-        arithmetic: Arithmetic = "native",
-    ) -> None:
-        super().__init__(d_model, num_heads, bias=bias, dropout=dropout)
-        self.arithmetic = arithmetic
-        self.input = nn.Linear(d_model, 3 * d_model, bias=bias)
-        self.output = nn.Linear(d_model, d_model, bias=bias)
+    def _make_parameters(self) -> None:
+        self.input = nn.Linear(self.d_model, 3 * self.d_model, bias=self.has_bias)
+        self.output = nn.Linear(self.d_model, self.d_model, bias=self.has_bias)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         if self.arithmetic == "native" and _one_tensor(query, key, value):

@@ -19,6 +19,13 @@ def project(weights: Mapping[str, Tensor], role: str, x: Tensor) -> Tensor:
     return heads if bias is None else heads + bias[:, None, :]
 
 
+def output(weights: Mapping[str, Tensor], context: Tensor) -> Tensor:
+    """Add up what all heads put out: (B, H, T, K) -> (B, T, D)."""
+    out = torch.einsum("bhtk,dhk->btd", context, weights["output.weight"])
+    bias = weights.get("output.bias")
+    return out if bias is None else out + bias
+
+
 def attention_weights(
     weights: Mapping[str, Tensor], query: Tensor, key: Tensor, mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
@@ -39,6 +46,4 @@ def attention(
 ) -> Tensor:
     """Multi-head attention without dropout: (B, T_q, D)."""
     context = attention_weights(weights, query, key, mask, is_causal) @ project(weights, "value", value)
-    out = torch.einsum("bhtk,dhk->btd", context, weights["output.weight"])
-    bias = weights.get("output.bias")
-    return out if bias is None else out + bias
+    return output(weights, context)

@@ -33,16 +33,13 @@ class SharedHeadsAttention(MultiHeadAttention):
         return self.output(merge_heads(context))
 
     def to_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
-        shapes = self.canonical_shapes()
-        canonical = {}
-        for name, shape in shapes.items():
-            is_input = name.split(".")[0] in INPUT_ROLES
-            canonical[name] = tensors[name].expand(shape) if is_input else tensors[name].view(shape)
-        return canonical
+        return {
+            name: tensors[name].expand(shape) if name.startswith(INPUT_ROLES) else tensors[name].view(shape)
+            for name, shape in self.canonical_shapes().items()
+        }
 
     def from_canonical(self, tensors: Tensors) -> dict[str, Tensor]:
-        named = {}
-        for name, tensor in tensors.items():
-            is_input = name.split(".")[0] in INPUT_ROLES
-            named[name] = tensor[0] if is_input else tensor.view(self.get_parameter(name).shape)
-        return named
+        return {
+            name: tensor[0] if name.startswith(INPUT_ROLES) else tensor.view(self.get_parameter(name).shape)
+            for name, tensor in tensors.items()
+        }

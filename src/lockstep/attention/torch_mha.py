@@ -10,7 +10,6 @@ from lockstep.attention.masks import merge_masks
 class TorchAttention(MultiHeadAttention):
     """Translates masks only: torch's meaning is True = hidden, of shape (B·H, T_q, T_k); its dropout is its own."""
 
-    canonical_dropout = False
     layout = (
         Layout("attention.in_proj_weight", "(r h k) d", INPUT_ROLES),
         Layout("attention.in_proj_bias", "(r h k)", INPUT_ROLES),

@@ -103,7 +103,19 @@ def nearest(key: str, known: Iterable[str], path: str = "") -> str:
 
 def as_argument(key: str, value: str) -> str:
     """``key=value`` as it can be typed: quoted for Hydra's grammar and for the shell, where these ask for it."""
-    if not re.fullmatch(r"[\w./+:@%-]+", value, re.ASCII):
-        escaped = value.replace('"', '\\"')
-        value = f'"{escaped}"'
+    value = _as_value(value)
     return shlex.quote(f"{key}={value}") if shlex.quote(value) != value else f"{key}={value}"
+
+
+def as_list(key: str, items: Iterable[str]) -> str:
+    """``key=[items]``, likewise."""
+    values = [_as_value(item) for item in items]
+    word = f"{key}=[{','.join(values)}]"
+    return shlex.quote(word) if any(shlex.quote(value) != value for value in values) else word
+
+
+def _as_value(text: str) -> str:
+    if re.fullmatch(r"[\w./+:@%-]+", text, re.ASCII):
+        return text
+    escaped = text.replace('"', '\\"')
+    return f'"{escaped}"'

@@ -53,6 +53,7 @@ def callbacks(options: TrainOptions, data: DataModule, model: Transformer, signa
         watchers.append(AttentionMaps(collate(example), labels[0], labels[1], options.attention_maps_every))
     if options.stop_at_exact_match is not None:
         threshold = options.stop_at_exact_match - 1e-6  # Lightning asks for more than this, not for as much
+        # By the threshold alone: patience is Saving's, which knows several criteria and goes on with a run that ended.
         watchers.append(
             EarlyStopping("validation/exact_match", mode="max", patience=10**9, stopping_threshold=threshold)
         )

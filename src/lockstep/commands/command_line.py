@@ -127,7 +127,7 @@ def _run(command: Command, words: Sequence[str]) -> int:
 
     if any(job.values.get("resume") is not None for job in jobs):
         raise ConfigurationError("resume= goes on with one run, without -m; a sweep begins new ones")
-    sweep = Sweep.begin(Path(jobs[0].values["output"]), [job.choices for job in jobs])
+    sweep = Sweep.begin(Path(jobs[0].values["output"]), [job.words for job in jobs])
     statuses = [0]
     try:
         for number, job in enumerate(jobs):

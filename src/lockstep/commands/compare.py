@@ -270,6 +270,5 @@ def _train(options: TrainOptions, data: DataModule, module: LockstepModule, reco
     with closing(Board(folder)) as board:
         trainer = build_trainer(options.trainer, board, [recorder, NowAndThen(f"loss/{module.reference.name}")])
         trainer.fit(module, data)
-        assert recorder.record is not None
         write_scalars(recorder.record, board.experiment)
     return recorder.record

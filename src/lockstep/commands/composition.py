@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from lockstep.base.errors import ConfigurationError
-from lockstep.base.hints import MEANT, as_argument, meant, nearest
+from lockstep.base.hints import MEANT, as_argument, as_list, meant, nearest
 from lockstep.commands.renames import up_to_date
 
 
@@ -35,11 +35,13 @@ class Job:
         values: its configuration, as plain values.
         told: dotted names of the options that the command line gave.
         choices: those of a sweep, with this job's values.
+        words: of a command line that makes this job alone.
     """
 
     values: dict[str, Any]
     told: list[str]
     choices: dict[str, str]
+    words: list[str]
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,13 @@ class Composer:
         Raises:
             ConfigurationError: an option that does not exist, or a value that cannot be read.
         """
-        overrides = [o for o in map(self._parsed, words) if o is not None]
+        overrides = self._overrides(words)
         swept = [o for o in overrides if o.is_sweep_override()]
         if swept and not sweep:
+            key, _, values = str(swept[0].input_line).partition("=")
+            or_list = "" if key in self._groups() else f"; a list is written {as_list(key, _items(values))}"
             raise ConfigurationError(
-                f"{swept[0].input_line} is several values: -m, first, runs each where a sweep may; a list is written "
-                f"{swept[0].key_or_group}=[{','.join(swept[0].sweep_string_iterator())}]"
+                f"{swept[0].input_line} is several values: -m, first, runs each where a sweep may{or_list}"
             )
         counts = Counter(o.key_or_group for o in overrides)
         if sweep and not swept and (twice := [key for key, count in counts.items() if count > 1]):
@@ -92,14 +95,15 @@ class Composer:
         told = [o.key_or_group for o in overrides]
         jobs = []
         for combination in itertools.product(*lists):
-            config = self.compose([*fixed, *(f"{o.get_key_element()}={value}" for o, value in combination)])
+            alone = [*fixed, *(f"{o.get_key_element()}={value}" for o, value in combination)]
+            config = self.compose(alone)
             choices = {o.key_or_group: value for o, value in combination}
-            jobs.append(Job(self._plain(config), told, choices))
+            jobs.append(Job(self._plain(config), told, choices, alone))
         return jobs
 
     def text(self, words: Sequence[str]) -> str:
         """The composed configuration, as YAML."""
-        return OmegaConf.to_yaml(self.compose([o.input_line or "" for o in map(self._parsed, words) if o is not None]))
+        return OmegaConf.to_yaml(self.compose([o.input_line or "" for o in self._overrides(words)]))
 
     def help(self) -> str:
         """The file of the configuration, whose head says what it is for, and the choices there are."""
@@ -137,7 +141,11 @@ class Composer:
         assert isinstance(values, dict)
         return {str(key): up_to_date(value) for key, value in values.items()}
 
-    def _parsed(self, word: str) -> Override | None:
+    def _overrides(self, words: Sequence[str]) -> list[Override]:
+        parsed = (self._parsed(word, words[number:]) for number, word in enumerate(words, start=1))
+        return [override for override in parsed if override is not None]
+
+    def _parsed(self, word: str, following: Sequence[str]) -> Override | None:
         """One override; None where it asks for what there is: no choice of a group that has none."""
         option, equals, value = word.partition("=")
         deletes = word.startswith("~")
@@ -147,7 +155,9 @@ class Composer:
             raise ConfigurationError(
                 f"'{word}' says nothing: an option and its value are one word, as in option=value{text}"
             )
-        if option in self.paths and value not in ("", "null") and not re.fullmatch(r"(['\"]).*\1", value, re.DOTALL):
+        if option in self.paths and not value.strip("'\""):
+            raise ConfigurationError(f"option {option} is empty: it takes a path")
+        if option in self.paths and value != "null" and not re.fullmatch(r"(['\"]).*\1", value, re.DOTALL):
             value = QuotedString(literal(value), Quote.single).with_quotes()
         if placed := [place for named, place in self._placed() if option in (named, place.partition(".")[0])]:
             raise ConfigurationError(
@@ -158,7 +168,7 @@ class Composer:
         try:
             override = OverridesParser.create().parse_override(f"{option}{equals}{value}")
         except HydraException as error:
-            raise ConfigurationError(_unreadable(option, value, error)) from None
+            raise ConfigurationError(_unreadable(option, value, following, error)) from None
         if (self.folder / group).is_dir() and group and not deletes and not override.is_sweep_override():
             if group not in self._groups():
                 raise ConfigurationError(f"unknown option {option}{meant(option, self.known(()))}")
@@ -221,15 +231,23 @@ class Composer:
         return [*self._without_choice(), *_dotted(OmegaConf.to_container(config, resolve=False))]
 
 
-def _unreadable(option: str, value: str, error: Exception) -> str:
-    """What cannot be read, and how it is typed."""
-    if value.startswith("["):
-        items = [item.strip().strip("'\"") for item in value[1:].removesuffix("]").split(",")]
-        right = "[" + ",".join(f'"{item}"' for item in items if item) + ("]" if value.endswith("]") else ",...]")
-        return f"argument {option}={value} needs quotes, for Hydra and for the shell: '{option}={right}'"
-    if not value or not re.fullmatch(r"[\w.@/]+", option.lstrip("+~"), re.ASCII):
-        return f"argument {option}={value} cannot be read: {str(error).splitlines()[0]}"
-    return f"argument {option}={value} needs quotes, for Hydra and for the shell: {as_argument(option, value)}"
+def _unreadable(option: str, value: str, following: Sequence[str], error: Exception) -> str:
+    """What cannot be read, and how it is typed; a list may go on in the words that follow, cut by the shell."""
+    plain = re.fullmatch(r"[\w.@/]+", option.lstrip("+~"), re.ASCII)
+    if whole := re.match(r"\[[^][{}]*\]", " ".join([value, *following])):
+        right = as_list(option, _items(whole[0][1:-1]))
+    elif plain and value and value[0] not in "[{" and value[-1] != ",":
+        right = as_argument(option, value)
+    else:
+        comma = f"; a list is written {as_list(option, _items(value))}" if plain and value.endswith(",") else ""
+        return f"argument {option}={value} cannot be read: {str(error).splitlines()[0]}{comma}"
+    why = "needs quotes, for Hydra and for the shell" if right.startswith("'") else "cannot be read; a list is written"
+    return f"argument {option}={value} {why}: {right}"
+
+
+def _items(values: str) -> list[str]:
+    """What stands between commas."""
+    return [item for each in values.split(",") if (item := each.strip().strip("'\""))]
 
 
 def _dotted(node: Any, prefix: str = "") -> Iterator[str]:

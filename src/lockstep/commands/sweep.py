@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from lockstep.base.files import write_whole
+from lockstep.base.hints import as_argument
 from lockstep.base.terminal import cell, console, counted, say
 from lockstep.commands.run_folder import new_run_folder, shown
 
@@ -29,11 +31,11 @@ class Sweep:
 
     Args:
         folder: of the sweep, with a folder of each job in it.
-        jobs: the swept options of each that is to run.
+        jobs: for each that is to run, the words of a command line that makes it alone.
     """
 
     folder: Path
-    jobs: Sequence[dict[str, str]]
+    jobs: Sequence[Sequence[str]]
     _rows: list[tuple[dict[str, str], Mapping[str, Any] | str]] = field(default_factory=list)
 
     def add(self, choices: dict[str, str], outcome: Mapping[str, Any] | str) -> None:
@@ -46,7 +48,7 @@ class Sweep:
         return sum(isinstance(outcome, str) for _, outcome in self._rows)
 
     @classmethod
-    def begin(cls, output: Path, jobs: Sequence[dict[str, str]]) -> "Sweep":
+    def begin(cls, output: Path, jobs: Sequence[Sequence[str]]) -> "Sweep":
         """Make a folder for a sweep.
 
         Raises:
@@ -75,8 +77,9 @@ class Sweep:
         console().print(table)
         ended = f"{len(rows)} of {counted(len(self.jobs), 'job')} ran, {self.failed} failed"
         say(f"{ended}: {shown(self.folder / 'results.csv')}")
-        for choices in self.jobs[len(rows) :]:
-            say(f"not run: {' '.join(f'{option}={value}' for option, value in choices.items())}")
+        place = as_argument("output", shown(self.folder))
+        for words in self.jobs[len(rows) :]:
+            say(f"not run: python scripts/train.py {shlex.join(words)} {place}")
 
 
 def _rank(outcome: Mapping[str, Any] | str) -> tuple[bool, float, float]:

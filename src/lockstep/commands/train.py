@@ -116,7 +116,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         machine.say_if_slow(options.trainer, options.model.d_model, options.model.d_ff)
         say_doubts(options)
         saving = build_saving(options, config, data, folder / "checkpoints", signals)
-        watchers = [*callbacks(options, data, module.judged, signals), signals, saving]
+        watchers = [*callbacks(options, data, module.evaluated, signals), signals, saving]
         trainer = build_trainer(options.trainer, board, watchers, CheckpointFiles(checkpoint))
         try:
             _fit(trainer, module, data, saving, resumed)

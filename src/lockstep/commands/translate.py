@@ -5,7 +5,9 @@ import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -75,9 +77,10 @@ def translate(config: dict[str, Any]) -> None:
 def _check_output(picture: Path) -> None:
     """Refuse what no picture can be written to."""
     folder = Path(os.path.realpath(picture)).parent
-    if picture.suffix and _format(picture) not in Image.SAVE:
+    if not _can_be_drawn(_format(picture)):
+        suffixes = " ".join(suffix for suffix, name in Image.registered_extensions().items() if _can_be_drawn(name))
         raise ConfigurationError(
-            f"option picture={picture}: {picture.suffix} is no picture that can be written; take .png"
+            f"option picture={picture}: {picture.suffix} is no picture that can be written; there are {suffixes}"
         )
     if picture.is_dir():
         raise ConfigurationError(f"option picture={picture} is a folder; name a file")
@@ -90,6 +93,15 @@ def _check_output(picture: Path) -> None:
 def _format(picture: Path) -> str:
     """As its name says; what has no suffix, such as a pipe, is PNG."""
     return Image.registered_extensions().get(picture.suffix.lower(), "") if picture.suffix else "PNG"
+
+
+def _can_be_drawn(name: str) -> bool:
+    """Whether a format of Pillow's holds colours, can be written, and is to stay."""
+    with warnings.catch_warnings(), suppress(KeyError, OSError, ValueError, DeprecationWarning):
+        warnings.simplefilter("error", DeprecationWarning)
+        Image.new("RGB", (1, 1)).save(io.BytesIO(), format=name)
+        return True
+    return False
 
 
 def read_chunks(stream: BinaryIO, size: int) -> Iterator[list[str]]:

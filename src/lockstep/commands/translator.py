@@ -4,12 +4,13 @@ Shapes: B sentences, T_s source length.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from lockstep.data.batching import by_budget
 from lockstep.data.tokenization import BOS, EOS, NEVER, PAD, SPECIAL_TOKENS, UNK, Tokenizers, to_line
 from lockstep.transformer import Transformer
 from lockstep.transformer.decoding import RecomputedDecoder, next_token
@@ -84,7 +85,9 @@ class Translator:
             self._unknown += set(ids) <= {BOS, UNK, EOS}
             sources[index] = ids if len(ids) <= LONGEST else [*ids[: LONGEST - 1], EOS]
         done = len(texts) - len(real)
-        for batch in self._batches({index: len(ids) for index, ids in sources.items()}):
+        lengths = {index: len(ids) * self._search.beam_size for index, ids in sources.items()}
+        longest_first = sorted(lengths, key=lambda index: -lengths[index])  # what does not fit in memory shows at once
+        for batch in by_budget(longest_first, lengths, self._batch_tokens):
             found = self.hypotheses([sources[index] for index in batch])
             self._cut += sum(best[0].tokens[-1] != EOS for best in found)
             self._translated += len(batch)
@@ -110,17 +113,6 @@ class Translator:
                 self._cut,
                 self._translated,
             )
-
-    def _batches(self, lengths: dict[int, int]) -> Iterator[list[int]]:
-        """Texts of like length together, the longest first: what does not fit in memory shows at once."""
-        batch: list[int] = []
-        for index in sorted(lengths, key=lambda index: -lengths[index]):
-            if batch and (len(batch) + 1) * lengths[batch[0]] * self._search.beam_size > self._batch_tokens:
-                yield batch
-                batch = []
-            batch.append(index)
-        if batch:
-            yield batch
 
     @torch.inference_mode()
     def hypotheses(self, sources: Sequence[list[int]]) -> list[list[Hypothesis]]:

@@ -4,19 +4,28 @@ Each is checked by itself, in float64, with everything before it made equal.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from lockstep.comparison.resync import measure, norms, summary
-from lockstep.comparison.step import Conditions, Weights, bits_equal, lay, take_step
+from lockstep.comparison.resync import measure, norms, relative, summary
+from lockstep.comparison.step import (
+    Conditions,
+    Weights,
+    bits_equal,
+    built,
+    change,
+    copied_weights,
+    forked_random_state,
+    normal_like,
+    optimizer_of,
+    take_step,
+)
 from lockstep.comparison.variant import Variant, is_key_bias
 from lockstep.training import clipping
 from lockstep.transformer import Transformer
-from lockstep.transformer.canonical import canonical_weights, from_canonical, has_canonical_layout, to_canonical
-from lockstep.transformer.initialization import stream
+from lockstep.transformer.canonical import from_canonical, to_canonical
 
 RELATIVE_LIMIT = 1e-9
 """Of float64 results that only a layout separates: rounding is a thousandth of it, a learner's choice far more."""
@@ -36,7 +45,7 @@ def initialisation_difference(start: Weights, reference_start: Weights) -> str |
 def draws_difference(variant: Variant, reference: Variant, at: Conditions) -> str | None:
     """Whether the same random state makes other dropout: a step in training mode on equal weights."""
     at = replace(at, training=True, state=None)
-    with torch.random.fork_rng(devices=[d for d in [at.batch.source.device] if d.type == "cuda"]):
+    with forked_random_state(at.batch.source.device):
         truth, step = take_step(reference, at.weights, at), take_step(variant, at.weights, at)
     kind, worst = summary(measure(step, truth, norms(truth)), identical=False).worst
     if worst.relative <= RELATIVE_LIMIT:
@@ -51,24 +60,24 @@ def update_differences(variant: Variant, reference: Variant, at: Conditions) -> 
 
     A layout cannot change what an optimiser does to each element; it changes what one does to each stored tensor.
     """
-    gradients = [_random_like(at.weights, at.seed, f"gradient {i}") for i in range(2)]
+    drawn = [normal_like(at.weights, at.seed, f"gradient {i}") for i in range(2)]
+    gradients = [{name: tensor.to(at.weights[name]) for name, tensor in each.items()} for each in drawn]
     found = []
     if at.clip is not None:
-        clipped = [_clipped(v, gradients[0], at) for v in (variant, reference)]
-        found += _named("gradient clipping", *clipped)
+        found += _named("gradient clipping", *(_clipped(v, gradients[0], at) for v in (variant, reference)))
     # What an optimiser does without a gradient is decay.
     zero = {name: torch.zeros_like(tensor) for name, tensor in at.weights.items()}
     decay = _named("weight decay", *(_updated(v, [zero], at) for v in (variant, reference)))
     found += decay
     if not decay:  # else the update differs by that alone, or cannot be told apart from it
-        updates = [_updated(v, gradients, at) for v in (variant, reference)]
-        found += _named(f"the optimiser {_optimizer_name(reference, at)}", *updates)
+        name = type(optimizer_of(built(reference, at.weights, at), reference, at)).__name__
+        found += _named(f"the optimiser {name}", *(_updated(v, gradients, at) for v in (variant, reference)))
     return found
 
 
 def _named(what: str, own: Weights, truth: Weights) -> list[str]:
     """At most one line: what differs, where most, and by how much."""
-    sizes = {name: _relative(own[name], tensor) for name, tensor in truth.items() if not is_key_bias(name)}
+    sizes = {name: relative(own[name], tensor) for name, tensor in truth.items() if not is_key_bias(name)}
     worst = max(sizes, key=lambda name: sizes[name])
     if sizes[worst] <= RELATIVE_LIMIT:
         return []
@@ -76,55 +85,27 @@ def _named(what: str, own: Weights, truth: Weights) -> list[str]:
     return [f"{what} (of {worst}, {size})"]
 
 
-def _relative(a: Tensor, b: Tensor) -> float:
-    distance, size = float((a - b).norm()), float(b.norm())
-    if math.isnan(distance):
-        return math.inf
-    return distance / size if size else (0.0 if distance == 0 else math.inf)
-
-
-def _random_like(weights: Weights, seed: int, name: str) -> dict[str, Tensor]:
-    return {
-        key: torch.empty(tensor.shape, dtype=torch.float64).normal_(generator=stream(seed, f"{name} {key}")).to(tensor)
-        for key, tensor in weights.items()
-    }
-
-
-def _with_weights(variant: Variant, at: Conditions) -> Transformer:
-    with torch.random.fork_rng(devices=[]):
-        model = variant.build().to(at.batch.source.device, at.dtype)
-    assert has_canonical_layout(model)
-    lay(model, at.weights)
-    return model
-
-
-def _give(model: Transformer, gradients: Mapping[str, Tensor]) -> None:
+def _give(model: Transformer, gradients: Weights) -> None:
     named = from_canonical(model, gradients)
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        parameter.grad = named[name].reshape(parameter.shape).clone(memory_format=torch.contiguous_format)
+        if parameter.requires_grad:
+            parameter.grad = named[name].reshape(parameter.shape).clone(memory_format=torch.contiguous_format)
 
 
-def _clipped(variant: Variant, gradients: Mapping[str, Tensor], at: Conditions) -> Weights:
+def _clipped(variant: Variant, gradients: Weights, at: Conditions) -> Weights:
     """Gradients after clipping to a norm that clips: a tenth of theirs."""
-    model = _with_weights(variant, at)
+    model = built(variant, at.weights, at)
     _give(model, gradients)
     norm = float(torch.stack([g.norm() for g in gradients.values()]).norm())
     variant.learner.clip(model, norm / 10)
     return to_canonical(model, clipping.gradients(model))
 
 
-def _updated(variant: Variant, gradients: list[dict[str, Tensor]], at: Conditions) -> Weights:
+def _updated(variant: Variant, gradients: Sequence[Weights], at: Conditions) -> Weights:
     """What a fresh optimiser adds to the weights in as many steps as there are gradients."""
-    model = _with_weights(variant, at)
-    before = {name: tensor.clone() for name, tensor in canonical_weights(model).items()}
-    optimizer = at.optimizer(variant.learner.groups(model))
+    model = built(variant, at.weights, at)
+    before, optimizer = copied_weights(model), optimizer_of(model, variant, at)
     for gradient in gradients:
         _give(model, gradient)
         optimizer.step()
-    return {name: tensor - before[name] for name, tensor in canonical_weights(model).items()}
-
-
-def _optimizer_name(variant: Variant, at: Conditions) -> str:
-    return type(at.optimizer(variant.learner.groups(_with_weights(variant, at)))).__name__
+    return change(model, before)

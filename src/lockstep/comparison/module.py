@@ -2,23 +2,22 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import cast
+from contextlib import nullcontext
+from itertools import chain
+from typing import Any, cast
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from lockstep.comparison.step import MakeOptimizer, batch_loss
+from lockstep.comparison.step import MakeOptimizer, batch_loss, forked_random_state
 from lockstep.comparison.variant import ParameterGroup, Variant
 from lockstep.data.batching import Batch
 from lockstep.training.optimizer_state import canonical_state, load_canonical_state
 from lockstep.transformer import Transformer
 from lockstep.transformer.canonical import canonical_weights, load_canonical
-
-RandomState = tuple[Tensor, Tensor | None]
 
 
 class LockstepModule(L.LightningModule):
@@ -74,13 +73,8 @@ class LockstepModule(L.LightningModule):
         return groups
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        optimizer = self.make_optimizer(
-            [
-                group
-                for name, variant in self.variants.items()
-                for group in self._groups(name, variant, self.model(name))
-            ]
-        )
+        groups = (self._groups(name, variant, self.model(name)) for name, variant in self.variants.items())
+        optimizer = self.make_optimizer([*chain.from_iterable(groups)])
         scheduler = LambdaLR(optimizer, self.schedule)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -97,10 +91,9 @@ class LockstepModule(L.LightningModule):
     def _become(self, name: str, successor: Variant) -> None:
         """Continue a copy as another variant: weights and optimiser state move through the canonical layout."""
         old, optimizer = self.model(name), self.trainer.optimizers[0]
-        before = self._random_state()
         parameter = next(old.parameters())
-        new = successor.build().to(parameter.device, parameter.dtype).train(old.training)
-        self._set_random_state(before)
+        with forked_random_state(self.device):
+            new = successor.build().to(parameter.device, parameter.dtype).train(old.training)
         load_canonical(new, canonical_weights(old))
         state = canonical_state(old, optimizer)
         for forgotten in old.parameters():
@@ -114,35 +107,16 @@ class LockstepModule(L.LightningModule):
         self.variants[name] = dataclasses.replace(successor, name=name)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        before = self._random_state()
-        after = before
-        self.losses = {}
-        total = torch.zeros((), device=self.device)
-        for name in self.variants:
-            self._set_random_state(before)
-            loss = batch_loss(self.model(name), batch, self.label_smoothing)
-            if not self.losses:  # the reference draws as if it were alone, whatever the others draw
-                after = self._random_state()
-            self.losses[name] = loss.detach()
-            total = total + loss
-        self._set_random_state(after)
+        losses = {}
+        for name in reversed(self.variants):
+            # All draw from the same state, and the reference, the last, as if it were alone, whatever the others draw.
+            with nullcontext() if name == self.reference.name else forked_random_state(self.device):
+                losses[name] = batch_loss(self.model(name), batch, self.label_smoothing)
+        self.losses = {name: losses[name].detach() for name in self.variants}
         self.log_dict({f"loss/{name}": loss for name, loss in self.losses.items()}, batch_size=1)
-        return total
+        return torch.stack([*losses.values()]).sum()
 
-    def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        if gradient_clip_val is not None:
+    def configure_gradient_clipping(self, *arguments: Any, **options: Any) -> None:
+        if self.trainer.gradient_clip_val is not None:
             for name, variant in self.variants.items():
-                variant.learner.clip(self.model(name), gradient_clip_val)
-
-    def _random_state(self) -> RandomState:
-        return torch.get_rng_state(), torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
-
-    def _set_random_state(self, state: RandomState) -> None:
-        torch.set_rng_state(state[0])
-        if state[1] is not None:
-            torch.cuda.set_rng_state(state[1], self.device)
+                variant.learner.clip(self.model(name), self.trainer.gradient_clip_val)

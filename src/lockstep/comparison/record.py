@@ -1,6 +1,6 @@
 """What a comparison recorded: plain figures, from which the verdict is a pure function."""
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Literal
 
 from lockstep.comparison.resync import Resync
@@ -32,11 +32,7 @@ class Exercised:
         )
 
     def __or__(self, other: "Exercised") -> "Exercised":
-        return Exercised(
-            self.padded_keys or other.padded_keys,
-            self.rectangular or other.rectangular,
-            self.batched or other.batched,
-        )
+        return Exercised(*(one or another for one, another in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from torch import Tensor
 from lockstep.base.errors import NonFiniteError
 from lockstep.comparison.learner_checks import draws_difference, initialisation_difference, update_differences
 from lockstep.comparison.module import LockstepModule
-from lockstep.comparison.record import Drift, Exercised, Record, VariantRecord
+from lockstep.comparison.record import Drift, Exercised, LearnerCheck, Record, VariantRecord
 from lockstep.comparison.resync import resynchronised_step
-from lockstep.comparison.step import Conditions, Weights, bits_equal, random_and_distinct
+from lockstep.comparison.step import Conditions, Weights, bits_equal, copied_weights, random_and_distinct
 from lockstep.comparison.variant import Variant, is_key_bias
 from lockstep.data.batching import Batch
 from lockstep.training.optimizer_state import CanonicalState, canonical_state
@@ -50,16 +50,16 @@ class Recorder(L.Callback):
         self._setting = setting
         self._not_exercised = not_exercised
         self._start: Weights = {}
-        self.record: Record | None = None
+        self.record: Record  # from the start of training
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         module = cast(LockstepModule, pl_module)
-        self._start = _cloned(canonical_weights(module.model(module.reference.name)))
+        self._start = copied_weights(module.model(module.reference.name))
         # Apple's accelerator has no float64.
         device = torch.device("cpu") if module.device.type == "mps" else module.device
         batch = Batch(*(x.to(device) for x in self._check_batch))
         reference = module.reference
-        at = Conditions(
+        at = self._check = Conditions(
             batch=batch,
             weights={n: t.to(device) for n, t in random_and_distinct(self._start, module.seed).items()},
             state=None,
@@ -72,7 +72,7 @@ class Recorder(L.Callback):
             seed=module.seed,
         )
         # What a copy becomes later is checked now, in its place.
-        others = [replace(v.successor or v, name=v.name) for v in _others(module)]
+        others = [replace(v.successor or v, name=v.name) for v in [*module.variants.values()][1:]]
         self.record = Record(
             reference=reference.name,
             setting=self._setting,
@@ -91,18 +91,17 @@ class Recorder(L.Callback):
     def _examined(self, module: LockstepModule, variant: Variant, at: Conditions) -> VariantRecord:
         """The checks before training of one variant."""
         original = module.variants[variant.name]
-        found = VariantRecord(is_reference=original.identity == module.reference.identity)
-        found.has_layout = has_canonical_layout(module.model(variant.name))
-        if not found.has_layout:
-            return found
-        start = initialisation_difference(canonical_weights(module.model(variant.name)), self._start)
+        model, is_reference = module.model(variant.name), original.identity == module.reference.identity
+        if not has_canonical_layout(model):
+            return VariantRecord(is_reference, has_layout=False)
+        start = initialisation_difference(canonical_weights(model), self._start)
         draws = draws_difference(variant, module.reference, at)
-        found.learner = {
+        learner: dict[LearnerCheck, list[str]] = {
             "initialisation": [start] if start else [],
             "draws": [draws] if draws else [],
             "update": update_differences(variant, module.reference, at),
         }
-        return found
+        return VariantRecord(is_reference, learner=learner)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
@@ -110,18 +109,14 @@ class Recorder(L.Callback):
         module, step = cast(LockstepModule, pl_module), trainer.global_step + 1
         if step not in self._recorded:
             return
-        assert self.record is not None
-        model = module.model(module.reference.name)
-        weights = canonical_weights(model)
+        weights = canonical_weights(module.model(module.reference.name))
         dtype = next(iter(weights.values())).dtype
-        at = Conditions(
+        at = replace(
+            self._check,
             batch=batch,
             weights=weights,
             state=_state(module, module.reference.name),
-            optimizer=module.make_optimizer,
             rate_factor=module.schedule(trainer.global_step),
-            clip=trainer.gradient_clip_val,
-            label_smoothing=module.label_smoothing,
             # In half precision rounding hides small faults: the weights are judged in single.
             dtype=torch.float32 if dtype.itemsize < 4 else dtype,
             training=True,
@@ -139,7 +134,6 @@ class Recorder(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
         module, step = cast(LockstepModule, pl_module), trainer.global_step
-        assert self.record is not None
         losses = module.losses
         truth = canonical_weights(module.model(module.reference.name))
         self.record.losses.append(float(losses[module.reference.name]))
@@ -175,7 +169,6 @@ class Recorder(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         module = cast(LockstepModule, pl_module)
-        assert self.record is not None
         truth = {n: t for n, t in canonical_weights(module.model(module.reference.name)).items() if not is_key_bias(n)}
         self.record.moved = _norm(t - self._start[n] for n, t in truth.items()) / _norm(self._start[n] for n in truth)
         state = _flat(_state(module, module.reference.name))
@@ -185,10 +178,6 @@ class Recorder(L.Callback):
                 differing = [n for n, tensor in state.items() if n not in own or not bits_equal(own[n], tensor)]
                 if differing:
                     found.first_difference = (trainer.global_step, differing[0])
-
-
-def _others(module: LockstepModule) -> list[Variant]:
-    return [variant for variant in module.variants.values() if variant is not module.reference]
 
 
 def _without_dropout(variant: Variant) -> Variant:
@@ -208,10 +197,6 @@ def _flat(state: CanonicalState | None) -> dict[str, Tensor]:
         return {}
     kinds = (state.moments | state.numbers).items()
     return {f"{key} of {name}": tensor for key, tensors in kinds for name, tensor in tensors.items()}
-
-
-def _cloned(weights: Weights) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in weights.items()}
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

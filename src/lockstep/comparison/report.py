@@ -70,13 +70,11 @@ def _short(value: float) -> str:
 
 def to_json(record: Record, verdicts: dict[str, Verdict]) -> dict[str, Any]:
     """Plain values, the verdicts first; numbers that are not finite, which JSON lacks, become texts."""
-    whole = {
+    return {
         "format_version": FORMAT_VERSION,
         "verdicts": {name: str(verdict) for name, verdict in verdicts.items()},
-        "figures": asdict(record),
+        "figures": _plain(asdict(record)),
     }
-    plain: dict[str, Any] = _plain(whole)
-    return plain
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.comparison.step import Conditions, Step, bits_equal, moved_by_one_ulp, take_step, with_scaled_scores
+from lockstep.comparison.step import (
+    Conditions,
+    Step,
+    bits_equal,
+    forked_random_state,
+    moved_by_one_ulp,
+    take_step,
+    with_scaled_scores,
+)
 from lockstep.comparison.variant import Variant, is_key_bias
 
 LIMIT = 10.0
@@ -90,12 +98,7 @@ class Resync:
     controls: dict[float, Excess]
 
 
-def resynchronised_step(
-    step: int,
-    reference: Variant,
-    variants: Sequence[Variant],
-    at: Conditions,
-) -> Resync:
+def resynchronised_step(step: int, reference: Variant, variants: Sequence[Variant], at: Conditions) -> Resync:
     """Let the reference, its nulls and controls, and every variant take the same step.
 
     A difference beyond the limit is measured again from the weights of each null, and the smallest counts. Rounding
@@ -106,7 +109,7 @@ def resynchronised_step(
     """
     weights = {name: tensor.to(at.dtype) for name, tensor in at.weights.items()}
     moved = [moved_by_one_ulp(weights, at.seed, f"null {i}") for i in range(NULLS)]
-    with torch.random.fork_rng(devices=[d for d in [at.batch.source.device] if d.type == "cuda"]):
+    with forked_random_state(at.batch.source.device):
         truth = take_step(reference, weights, at)
         null_steps = [take_step(reference, null, at) for null in moved]
         noise = noise_floor(truth, null_steps, weights)
@@ -136,10 +139,8 @@ def resynchronised_step(
 
 
 def _tensors(step: Step) -> dict[Place, Tensor]:
-    tensors = {("loss", "loss"): step.loss}
-    tensors |= {("gradient", name): tensor for name, tensor in step.gradients.items()}
-    tensors |= {("update", name): tensor for name, tensor in step.updates.items()}
-    return tensors
+    kinds = {"loss": {"loss": step.loss}, "gradient": step.gradients, "update": step.updates}
+    return {(kind, name): tensor for kind, tensors in kinds.items() for name, tensor in tensors.items()}
 
 
 def noise_floor(truth: Step, nulls: Sequence[Step], weights: Mapping[str, Tensor]) -> dict[Place, float]:
@@ -169,8 +170,8 @@ def measure(step: Step, truth: Step, noise: Mapping[Place, float]) -> dict[Place
     differences = {}
     for place, tensor in _tensors(truth).items():
         if place in own and own[place].shape == tensor.shape:
-            distance = _distance(own[place], tensor)
-            differences[place] = Difference(_ratio(distance, noise[place]), place[1], _ratio(distance, _norm(tensor)))
+            in_noise = _ratio(_distance(own[place], tensor), noise[place])
+            differences[place] = Difference(in_noise, place[1], relative(own[place], tensor))
     return differences
 
 
@@ -187,6 +188,11 @@ def summary(differences: Mapping[Place, Difference], identical: bool) -> Excess:
         group = "key bias" if is_key_bias(name) else kind
         worst[group] = max(worst[group], difference, key=lambda d: d.noise)
     return Excess(worst["loss"], worst["gradient"], worst["update"], worst["key bias"], identical)
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """Norm of the difference, divided by that of ``b``."""
+    return _ratio(_distance(a, b), _norm(b))
 
 
 def _norm(tensor: Tensor) -> float:

@@ -1,16 +1,13 @@
-"""One optimisation step from given canonical weights: what every participant of a comparison is asked for.
-
-Shapes: B batch, T_s and T_t source and target length, V vocabulary size; others as in the canonical layout.
-"""
+"""One optimisation step from given canonical weights: what every participant of a comparison is asked for."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lockstep.attention import MultiHeadAttention
 from lockstep.comparison.variant import ParameterGroup, Variant
 from lockstep.data.batching import Batch
 from lockstep.data.tokenization import PAD
@@ -18,7 +15,7 @@ from lockstep.training import clipping
 from lockstep.training.loss import training_loss
 from lockstep.training.optimizer_state import CanonicalState, load_canonical_state
 from lockstep.transformer import Transformer
-from lockstep.transformer.canonical import canonical_weights, from_canonical, has_canonical_layout, to_canonical
+from lockstep.transformer.canonical import canonical_weights, has_canonical_layout, load_canonical, to_canonical
 from lockstep.transformer.initialization import stream
 
 MakeOptimizer = Callable[[list[ParameterGroup]], Optimizer]
@@ -30,20 +27,14 @@ def batch_loss(model: Transformer, batch: Batch, label_smoothing: float) -> Tens
     return training_loss(model, batch, label_smoothing) / int((batch.labels != PAD).sum())
 
 
-@torch.no_grad()
-def lay(model: Transformer, weights: Weights) -> None:
-    """Put canonical weights into any model, casting them.
+def forked_random_state(device: torch.device) -> AbstractContextManager[None]:
+    """Torch's random state, of the CPU and of this device, is afterwards what it was before."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
-    An attention without a canonical layout takes what it can, and keeps the weights that are its own.
-    """
-    named = from_canonical(model, weights)
-    for prefix, module in model.named_modules():
-        if isinstance(module, MultiHeadAttention) and not module.canonical:
-            own = module.from_canonical({name: weights[f"{prefix}.{name}"] for name in module.canonical_shapes()})
-            named.update({f"{prefix}.{name}": tensor for name, tensor in own.items()})
-    for name, parameter in model.named_parameters():
-        if name in named:
-            parameter.copy_(named[name])
+
+def copied_weights(model: Transformer) -> dict[str, Tensor]:
+    """Canonical weights that training does not change."""
+    return {name: tensor.clone() for name, tensor in canonical_weights(model).items()}
 
 
 def bits_equal(a: Tensor, b: Tensor) -> bool:
@@ -95,11 +86,9 @@ class Conditions:
 def take_step(variant: Variant, weights: Weights, at: Conditions) -> Step:
     """Lay the weights and the reference's state into a fresh model, and let it take the step.
 
-    Draws from torch's global generators: call inside ``torch.random.fork_rng()``.
+    Draws from torch's global generators: call inside :func:`forked_random_state`.
     """
-    model = variant.build().to(at.batch.source.device, at.dtype).train(at.training)
-    lay(model, weights)
-    before = {name: tensor.clone() for name, tensor in canonical_weights(model).items()}
+    model = built(variant, weights, at).train(at.training)
     torch.manual_seed(at.seed)
     loss = batch_loss(model, at.batch, at.label_smoothing)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -108,19 +97,32 @@ def take_step(variant: Variant, weights: Weights, at: Conditions) -> Step:
     if at.state is not None and has_canonical_layout(model):
         if at.clip is not None:
             variant.learner.clip(model, at.clip)
-        optimizer = scheduled(at.optimizer(variant.learner.groups(model)), at.rate_factor)
-        load_canonical_state(model, optimizer, at.state)
+        before, optimizer = copied_weights(model), optimizer_of(model, variant, at)
         optimizer.step()
-        after = canonical_weights(model)
-        updates = {name: after[name] - before[name] for name in after}
+        updates = change(model, before)
     return Step(loss.detach(), gradients, updates)
 
 
-def scheduled(optimizer: Optimizer, factor: float) -> Optimizer:
-    """Set the learning rates to where the schedule is."""
+def built(variant: Variant, weights: Weights, at: Conditions) -> Transformer:
+    """A fresh model with these canonical weights."""
+    model = variant.build().to(at.batch.source.device, at.dtype)
+    load_canonical(model, weights)
+    return model
+
+
+def optimizer_of(model: Transformer, variant: Variant, at: Conditions) -> Optimizer:
+    """An optimiser where the schedule is, with the reference's state if it is known."""
+    optimizer = at.optimizer(variant.learner.groups(model))
     for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * factor
+        group["lr"] *= at.rate_factor
+    if at.state is not None:
+        load_canonical_state(model, optimizer, at.state)
     return optimizer
+
+
+def change(model: Transformer, before: Weights) -> Weights:
+    """What was added to the canonical weights since."""
+    return {name: tensor - before[name] for name, tensor in canonical_weights(model).items()}
 
 
 def moved_by_one_ulp(weights: Weights, seed: int, name: str) -> dict[str, Tensor]:
@@ -147,8 +149,13 @@ def random_and_distinct(start: Weights, seed: int) -> dict[str, Tensor]:
 
     A start as drawn for training has zero biases and norms of one, and many mix-ups do not show on it.
     """
-    weights = {}
-    for name, tensor in start.items():
-        noise = torch.empty(tensor.shape, dtype=torch.float64).normal_(generator=stream(seed, f"check {name}"))
-        weights[name] = tensor.double().cpu() + 0.1 * noise
-    return weights
+    noise = normal_like(start, seed, "check")
+    return {name: tensor.double().cpu() + 0.1 * noise[name] for name, tensor in start.items()}
+
+
+def normal_like(weights: Weights, seed: int, what: str) -> dict[str, Tensor]:
+    """Normal numbers (float64, on the CPU) in the weights' shapes, from a stream for each tensor."""
+    return {
+        name: torch.empty(tensor.shape, dtype=torch.float64).normal_(generator=stream(seed, f"{what} {name}"))
+        for name, tensor in weights.items()
+    }

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from lockstep.base.terminal import counted
 from lockstep.comparison.record import Exercised, Record
-from lockstep.comparison.resync import LIMIT, Excess, Resync
+from lockstep.comparison.resync import LIMIT, Difference, Excess, Resync
 
 MOVED = 0.01
 """How far the weights must have moved, relative to their norm, for training to count as training."""
@@ -51,10 +51,10 @@ def judge(record: Record, name: str) -> Verdict:
         )
     learner = [line for lines in found.learner.values() for line in lines]
     # Other draws show as another loss in training: then only the checks speak of the function.
-    judged = {f"on random weights in float64, {mode},": check for mode, check in record.checks.items()}
+    measured = {f"on random weights in float64, {mode},": check for mode, check in record.checks.items()}
     if not found.learner.get("draws"):
-        judged |= {f"at step {resync.step}": resync for resync in record.resyncs}
-    for where, resync in judged.items():
+        measured |= {f"at step {resync.step}": resync for resync in record.resyncs}
+    for where, resync in measured.items():
         fault = _fault(resync.variants[name], function_only=bool(learner))
         if fault:
             return Verdict(Kind.DIFFERENT, f"{where} {fault}")
@@ -88,10 +88,7 @@ def judge(record: Record, name: str) -> Verdict:
 
 def _fault(excess: Excess, function_only: bool) -> str | None:
     """What of a step is beyond rounding; the update belongs to the learner where learners differ."""
-    kinds = {"gradient": excess.gradient, "loss": excess.loss}
-    if not function_only:
-        kinds["update"] = excess.update
-    kind, worst = max(kinds.items(), key=lambda item: item[1].noise)
+    kind, worst = (replace(excess, update=Difference()) if function_only else excess).worst
     if worst.noise <= LIMIT:
         return None
     what = "the loss" if kind == "loss" else f"the {kind} of {worst.tensor}"
@@ -113,23 +110,18 @@ def smallest_seen(resyncs: list[Resync]) -> float | None:
 
 def _doubts(where: str, resyncs: list[Resync], exercised: Exercised) -> list[str]:
     """Why measured steps prove nothing, if so."""
-    doubts = []
     if not resyncs:
         return [f"{where}: there are none"]
-    if not all(math.isfinite(resync.loss) for resync in resyncs):
-        doubts.append(f"{where}: the reference's loss is not finite")
-    if not exercised.padded_keys:
-        doubts.append(f"{where}: no key was padding, in the encoder or in cross-attention")
-    if not exercised.rectangular:
-        doubts.append(f"{where}: cross-attention never had T_q != T_k")
-    if not exercised.batched:
-        doubts.append(f"{where}: no batch held two sequences")
     silent = next((r.step for r in resyncs if not r.nulls or any(null.identical for null in r.nulls)), None)
-    if silent is not None:
-        doubts.append(f"{where}: at step {silent} a null equals the reference in every bit, so there is no noise")
-    if smallest_seen(resyncs) is None:
-        doubts.append(f"{where}: no control was detected, so a fault would not have been")
-    return doubts
+    sound = {
+        "the reference's loss is not finite": all(math.isfinite(resync.loss) for resync in resyncs),
+        "no key was padding, in the encoder or in cross-attention": exercised.padded_keys,
+        "cross-attention never had T_q != T_k": exercised.rectangular,
+        "no batch held two sequences": exercised.batched,
+        f"at step {silent} a null equals the reference in every bit, so there is no noise": silent is None,
+        "no control was detected, so a fault would not have been": smallest_seen(resyncs) is not None,
+    }
+    return [f"{where}: {doubt}" for doubt, refuted in sound.items() if not refuted]
 
 
 def _training_doubts(record: Record) -> list[str]:

@@ -5,11 +5,12 @@ Training reads one endless stream of batches, epoch after epoch, which can begin
 Shapes: B batch, T_s and T_t source and target length.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Sampler
 
 from lockstep.base.terminal import counted
@@ -40,11 +41,29 @@ class Batch(NamedTuple):
 
 def collate(pairs: Sequence[tuple[Tensor, Tensor]]) -> Batch:
     """Pad pairs of id sequences to a batch."""
+    return Batch(*(pad_sequence(list(side), batch_first=True, padding_value=PAD) for side in zip(*pairs, strict=True)))
 
-    def pad(ids: list[Tensor]) -> Tensor:
-        return torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=PAD)
 
-    return Batch(pad([source for source, _ in pairs]), pad([target for _, target in pairs]))
+def by_budget(
+    order: Iterable[int], lengths: Sequence[int] | Mapping[int, int], budget: int, fewest: int = 1
+) -> list[list[int]]:
+    """Cut an order of texts into batches whose tokens, padding included, keep to a budget.
+
+    Args:
+        order: indices of texts.
+        lengths: of each text, by its index.
+        budget: most tokens in a batch, exceeded only by batches of ``fewest`` texts.
+        fewest: texts to a batch; the last may have fewer.
+    """
+    batches: list[list[int]] = []
+    longest = 0
+    for index in order:
+        longest = max(longest, lengths[index])
+        if not batches or (len(batches[-1]) >= fewest and longest * (len(batches[-1]) + 1) > budget):
+            batches.append([])
+            longest = lengths[index]
+        batches[-1].append(index)
+    return batches
 
 
 class LengthGroupedBatches(Sampler[list[int]]):
@@ -89,21 +108,13 @@ class LengthGroupedBatches(Sampler[list[int]]):
         draws = torch.rand(len(self._longer), generator=generator, dtype=torch.float64)
         # A millionth: no length is so large that it would change the order of the longer sides.
         ties = draws * self._jitter if self._jitter else (self._excess + 2 * draws) * 1e-6
-        batches: list[list[int]] = []
-        longest = 0
-        for index in (self._longer + ties).argsort().tolist():
-            target = self._lengths[index][1]
-            longest = max(longest, target)
-            if not batches or (len(batches[-1]) >= 2 and longest * (len(batches[-1]) + 1) > self._batch_tokens):
-                batches.append([])
-                longest = target
-            batches[-1].append(index)
+        order = (self._longer + ties).argsort().tolist()
+        batches = by_budget(order, [target for _, target in self._lengths], self._batch_tokens, fewest=2)
         if len(batches) > 1 and len(batches[-1]) == 1:
             if len(batches[-2]) > 2:
                 batches[-1].append(batches[-2].pop())
             else:
-                last = batches.pop()
-                batches[-1] += last
+                batches[-2:] = [batches[-2] + batches[-1]]
         if self._seed is None:
             return batches
         return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
@@ -114,15 +125,13 @@ class LengthGroupedBatches(Sampler[list[int]]):
         count, tokens = len(self._lengths), [sum(pair[side] for pair in self._lengths) for side in (0, 1)]
         over = sum(len(b) * max(self._lengths[i][1] for i in b) > self._batch_tokens for b in plan)
         positions = sum(len(b) * max(self._lengths[i][side] for i in b) for b in plan for side in (0, 1))
+        over_budget = (
+            f"; {over:,} of them over batch_tokens={self._batch_tokens}, as none holds fewer than two" if over else ""
+        )
         return (
             f"{counted(count, 'training pair')}, {counted(tokens[1] - count, 'target token')}, "
             f"{counted(len(plan), 'batch', 'batches')} an epoch, "
-            f"padding {1 - sum(tokens) / positions:.1%}"
-            + (
-                f"; {over:,} of them over batch_tokens={self._batch_tokens}, as none holds fewer than two"
-                if over
-                else ""
-            )
+            f"padding {1 - sum(tokens) / positions:.1%}{over_budget}"
         )
 
     def __iter__(self) -> Iterator[list[int]]:

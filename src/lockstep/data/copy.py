@@ -70,11 +70,7 @@ class CopyTask:
             splits[name] = Dataset.from_dict({"source": sequences, "target": sequences})
         return DatasetDict(splits)
 
-    def tokenizers(self, train: Dataset) -> Tokenizers:
-        """One token a symbol, joint."""
-        tokenizer = word_tokenizer(str(symbol) for symbol in range(self.symbols))
-        return Tokenizers(tokenizer, tokenizer)
-
     def prepare(self, texts: DatasetDict) -> Prepared:
-        """Tokenizers and token ids."""
-        return prepare(texts, self.tokenizers(texts["train"]))
+        """Token ids by one joint tokenizer, of one token a symbol."""
+        tokenizer = word_tokenizer(map(str, range(self.symbols)))
+        return prepare(texts, Tokenizers(tokenizer, tokenizer))

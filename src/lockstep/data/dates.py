@@ -12,7 +12,7 @@ from babel.localedata import locale_identifiers
 from datasets import Dataset, DatasetDict
 
 from lockstep.data.preparation import Prepared, SplitSize, prepare
-from lockstep.data.tokenization import Tokenizers, VocabularySize, subword_tokenizers
+from lockstep.data.tokenization import VocabularySize, subword_tokenizers
 
 # In English "Sunday, November 29, 2026", "Sun, Nov 29, 2026", "November 29, 2026" and "Nov 29, 2026".
 STYLES = ("full", "abbreviated", "long", "medium")
@@ -86,13 +86,12 @@ class DatesTask:
             splits[name] = Dataset.from_dict({"source": [s for s, _ in pairs], "target": [t for _, t in pairs]})
         return DatasetDict(splits)
 
-    def tokenizers(self, train: Dataset) -> Tokenizers:
-        """Byte-level subwords, trained on the training split."""
-        return subword_tokenizers(train, vocabulary_size=self.vocabulary_size, joint=self.joint_vocabulary)
-
     def prepare(self, texts: DatasetDict) -> Prepared:
-        """Tokenizers and token ids."""
-        return prepare(texts, self.tokenizers(texts["train"]))
+        """Token ids by byte-level subwords, trained on the training split."""
+        tokenizers = subword_tokenizers(
+            texts["train"], vocabulary_size=self.vocabulary_size, joint=self.joint_vocabulary
+        )
+        return prepare(texts, tokenizers)
 
 
 def _write(day: date, style: str, source: Locale, target: Locale) -> tuple[str, str]:

@@ -122,10 +122,10 @@ def _load(path: Path, key: str, texts: DatasetDict) -> Prepared:
     tokenizers = Tokenizers(source, target)
     pairs = {}
     for name, split in texts.items():
-        sides = [Encoded(arrays[f"{name}.{side}.ids"], arrays[f"{name}.{side}.lengths"]) for side in SIDES]
-        for side, encoded in zip(SIDES, sides, strict=True):
+        sides = {side: Encoded(arrays[f"{name}.{side}.ids"], arrays[f"{name}.{side}.lengths"]) for side in SIDES}
+        for side, encoded in sides.items():
             _check(encoded, len(split), getattr(tokenizers, side).get_vocab_size())
-        pairs[name] = Pairs(*sides)
+        pairs[name] = Pairs(**sides)
     return Prepared(tokenizers, texts, pairs)
 
 
@@ -137,8 +137,7 @@ def _own(path: Path) -> IO[bytes]:
     """
     file = plain_file(path)
     found = os.fstat(file.fileno())
-    mine = not hasattr(os, "geteuid") or (found.st_uid == os.geteuid() and not found.st_mode & stat.S_IWOTH)
-    if not mine:
+    if hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH):
         file.close()
         raise PermissionError("another user could have written it")
     return file

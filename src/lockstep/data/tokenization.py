@@ -54,10 +54,6 @@ class Tokenizers:
 def word_tokenizer(words: Iterable[str]) -> Tokenizer:
     """One token a word, separated by white space; ids in the order given, after the special tokens."""
     vocabulary = {word: index for index, word in enumerate((*SPECIAL_TOKENS, *words))}
-    return _of_words(vocabulary)
-
-
-def _of_words(vocabulary: dict[str, int]) -> Tokenizer:
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return with_ends(tokenizer)
@@ -114,15 +110,11 @@ def with_ends(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def until_end(ids: Iterable[int]) -> list[int]:
-    """What a sequence says: its ids up to EOS, without padding."""
-    tokens = [token for token in ids if token != PAD]
-    return tokens[: tokens.index(EOS)] if EOS in tokens else tokens
-
-
 def to_line(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
-    """What a sequence says, as one line of text: bytes can spell line breaks, and what is no UTF-8 becomes U+FFFD."""
-    return tokenizer.decode(until_end(ids)).replace("\r", " ").replace("\n", " ")
+    """What ids say, up to EOS and without padding, as one line: bytes can spell line breaks, or no UTF-8 (U+FFFD)."""
+    tokens = [token for token in ids if token != PAD]
+    said = tokens[: tokens.index(EOS)] if EOS in tokens else tokens
+    return tokenizer.decode(said).replace("\r", " ").replace("\n", " ")
 
 
 def token_bytes(tokenizer: Tokenizer, index: int) -> bytes:
@@ -180,7 +172,7 @@ def _from_parts(model: dict[str, Any]) -> Tokenizer:
     if tuple(in_order[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:
         raise ValueError(f"the first tokens are not {' '.join(SPECIAL_TOKENS)}")
     if model["type"] == "WordLevel":
-        return _of_words(vocabulary)
+        return word_tokenizer(in_order[len(SPECIAL_TOKENS) :])
     if not vocabulary.keys() >= set(ByteLevel.alphabet()):
         raise ValueError("a byte has no token")
     return with_ends(_of_subwords(BPE(vocabulary, [(first, second) for first, second in model["merges"]])))

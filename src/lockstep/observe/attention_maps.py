@@ -5,7 +5,7 @@ Shapes: L layers, H heads, T_q and T_k query and key length.
 
 import inspect
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from PIL import Image, ImageDraw, ImageFont
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from lockstep.attention import MultiHeadAttention
 from lockstep.base.terminal import printable
@@ -47,28 +48,22 @@ def attention_maps(model: Transformer, batch: Batch) -> dict[str, Tensor]:
     The decoder reads the given target. Of either side no more tokens are shown than a picture holds: the first 100,
     or fewer where there are many layers and heads. The model's mode is restored; nothing is drawn at random.
     """
-    maps: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
+    maps: dict[str, list[Tensor]] = {}
 
-    def watch(kind: str, attention: nn.Module, layers: int) -> Any:
-        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def watch(kind: str, layers: nn.ModuleList, part: str) -> list[RemovableHandle]:
+        def before(module: MultiHeadAttention, args: Any, kwargs: Any) -> None:
             # By the contract's names: a variant may name what it takes otherwise.
             call = inspect.signature(MultiHeadAttention.forward).bind(module, *args, **kwargs)
             call.apply_defaults()
             seen = {name: call.arguments[name] for name in ("query", "key", "mask", "is_causal")}
-            assert isinstance(module, MultiHeadAttention)
             weights = module.attention_weights(**seen)[0]
-            most = max(1, min(MOST_TOKENS, int((MOST_PIXELS / (layers * len(weights))) ** 0.5 / CELL)))
-            maps[kind].append(weights[:, :most, :most].clone())
+            most = max(1, min(MOST_TOKENS, int((MOST_PIXELS / (len(layers) * len(weights))) ** 0.5 / CELL)))
+            maps.setdefault(kind, []).append(weights[:, :most, :most].clone())
 
-        return attention.register_forward_pre_hook(before, with_kwargs=True)
+        return [getattr(layer, part).register_forward_pre_hook(before, with_kwargs=True) for layer in layers]
 
-    hooks = []
-    for kind, stack, part in (
-        ("encoder", model.encoder, "self_attention"),
-        ("decoder", model.decoder, "self_attention"),
-        ("cross", model.decoder, "cross_attention"),
-    ):
-        hooks += [watch(kind, getattr(layer, part), len(stack)) for layer in stack]
+    hooks = watch("encoder", model.encoder, "self_attention") + watch("decoder", model.decoder, "self_attention")
+    hooks += watch("cross", model.decoder, "cross_attention")
     was_training = model.training
     try:
         model.eval()
@@ -92,7 +87,10 @@ def draw_attention(weights: Tensor, queries: Sequence[str], keys: Sequence[str])
         An image (height, width, 3).
     """
     layers, heads, T_q, T_k = weights.shape
-    queries, keys = _shortened(queries[:T_q]), _shortened(keys[:T_k])
+    queries, keys = (
+        [label if len(label) <= MOST_CHARACTERS else f"{label[: MOST_CHARACTERS - 1]}…" for label in labels]
+        for labels in (queries[:T_q], keys[:T_k])
+    )
     left, top = _label_width(queries), _label_width(keys) + CELL
     image = Image.new("RGB", (left + heads * (T_k * CELL + GAP), layers * (top + T_q * CELL + GAP)), "white")
     values = weights.detach().float().cpu().numpy()
@@ -161,10 +159,6 @@ def _label_width(labels: Sequence[str]) -> int:
     return 8 + max(int(_font_of(label).getlength(label)) for label in labels)
 
 
-def _shortened(labels: Iterable[str]) -> list[str]:
-    return [label if len(label) <= MOST_CHARACTERS else f"{label[: MOST_CHARACTERS - 1]}…" for label in labels]
-
-
 def token_labels(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
     """Each token by itself in one line, special ones too; a part of a character as its bytes, such as <e4 bd>."""
     labels = []
@@ -208,9 +202,7 @@ class AttentionMaps(L.Callback):
         if trainer.global_step == 0:
             self._draw(trainer, pl_module)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if trainer.global_step % self._every == 0:
             self._draw(trainer, pl_module)
 
@@ -228,7 +220,7 @@ class AttentionMaps(L.Callback):
             "decoder": (self._prefix, self._prefix),
             "cross": (self._prefix, self._source),
         }
-        for kind, weights in attention_maps(pl_module.judged, example).items():  # type: ignore[arg-type]
+        for kind, weights in attention_maps(pl_module.evaluated, example).items():  # type: ignore[arg-type]
             tokens = [len(labels) for labels in axes[kind]]
             if trainer.global_step == 0 and tokens != [*weights.shape[2:]]:
                 shown = "pictures attention/%s show the first %d of %d queries and %d of %d keys"

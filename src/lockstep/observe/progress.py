@@ -60,8 +60,7 @@ class NowAndThen(L.Callback):
 
     def __init__(self, loss: str = "train/loss") -> None:
         self._loss = loss
-        self._said = self._started = time.monotonic()
-        self._first_step = 0
+        self._said = time.monotonic()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._said = self._started = time.monotonic()
@@ -114,11 +113,7 @@ class Samples(L.Callback):
 
     def __init__(self, batch: Batch, tokenizers: Tokenizers) -> None:
         self._batch = batch
-        self._tokenizers = {
-            "source": tokenizers.source,
-            "target": tokenizers.target,
-            "translation": tokenizers.target,
-        }
+        self._tokenizers = {"source": tokenizers.source, "target": tokenizers.target, "translation": tokenizers.target}
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, TranslationModule)

@@ -6,11 +6,11 @@ A score without its signature means little, so each carries one: it names the to
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import lightning as L
 from sacrebleu import BLEU, CHRF
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from lockstep.data.batching import Batch
 from lockstep.data.tokenization import to_line
@@ -76,13 +76,7 @@ class ValidationScores(L.Callback):
         self._hypotheses = {}
 
     def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Tensor,  # type: ignore[override]  # what TranslationModule's step returns
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int, *_: Any
     ) -> None:
         for index, ids in zip(self._plan[batch_idx], outputs, strict=True):
             self._hypotheses[index] = to_line(self._tokenizer, ids.tolist())

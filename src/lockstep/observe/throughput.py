@@ -31,13 +31,11 @@ class Throughput(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.seconds, self.target_tokens = state_dict["seconds"], state_dict["target_tokens"]
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *_: Any) -> None:
         self._started = time.perf_counter()
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, *_: Any
     ) -> None:
         self.seconds += time.perf_counter() - self._started
         self.target_tokens += int((batch.labels != PAD).sum())

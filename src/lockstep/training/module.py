@@ -1,7 +1,4 @@
-"""The Lightning module: loss, optimisation, evaluation.
-
-Shapes: B batch, T_s and T_t source and target length, V vocabulary size.
-"""
+"""The Lightning module: loss, optimisation, evaluation. Shapes: B batch, T and t length of labels, of translations."""
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
@@ -37,7 +34,7 @@ class TranslationModule(L.LightningModule):
         optimizer: makes the optimiser of named parameters.
         schedule: factor of the learning rate at each step.
         label_smoothing: of the training loss alone (section 5.4); evaluation reports the plain cross-entropy.
-        average_decay: of an exponential moving average of the weights, by which the model is then judged; the paper
+        average_decay: of an exponential moving average of the weights, by which the model is then evaluated; the paper
             averages its last checkpoints (section 6.1). None for no average.
         natural_language: translations may differ from their references and be good. They end without a look at the
             references, and the test leaves translating to a search of its own.
@@ -67,7 +64,7 @@ class TranslationModule(L.LightningModule):
         self._first_tokens = 0
 
     @property
-    def judged(self) -> Transformer:
+    def evaluated(self) -> Transformer:
         """The model that is validated, tested and translated with."""
         return self.model if self.average is None else self.average
 
@@ -114,14 +111,9 @@ class TranslationModule(L.LightningModule):
         self.log("optimizer/learning_rate", optimizer.param_groups[0]["lr"])
         self._tokens = 0
 
-    def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
+    def configure_gradient_clipping(self, *arguments: Any, **options: Any) -> None:
         """Clip by the global norm, summed over canonical tensors so that it is the same in every layout."""
-        norm = clip_global_norm(self.model, gradient_clip_val)
+        norm = clip_global_norm(self.model, self.trainer.gradient_clip_val)
         if self.trainer.precision != "16-mixed":  # whose scaler finds its scale by overflowing, and skips such steps
             self._require_finite("gradient norm", norm)
         self.log("optimizer/gradient_norm", norm)
@@ -143,7 +135,7 @@ class TranslationModule(L.LightningModule):
 
     def _read(self, batch: Batch, split: str) -> None:
         """Teacher-forced loss and token accuracy, averaged over tokens."""
-        logits = self.judged(batch.source, batch.source_mask, batch.prefix)
+        logits = self.evaluated(batch.source, batch.source_mask, batch.prefix)
         real = batch.labels != PAD
         correct = (logits.argmax(dim=-1) == batch.labels) & real
         tokens = int(real.sum())
@@ -168,7 +160,7 @@ class TranslationModule(L.LightningModule):
         if self._natural_language:
             limits = own_limit(batch.source_mask.sum(dim=1))
         found = beam_search(
-            next_token(self.judged, batch.source, batch.source_mask),
+            next_token(self.evaluated, batch.source, batch.source_mask),
             limits.tolist(),
             GREEDY,
             bos=BOS,

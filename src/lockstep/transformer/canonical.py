@@ -10,7 +10,8 @@ from lockstep.attention import MultiHeadAttention
 
 
 def _attentions(model: nn.Module) -> dict[str, MultiHeadAttention]:
-    return {name: m for name, m in model.named_modules() if isinstance(m, MultiHeadAttention)}
+    """By the prefix of their parameters' names."""
+    return {f"{name}.": module for name, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
 
 
 def _convert(
@@ -20,19 +21,15 @@ def _convert(
 ) -> dict[str, Tensor]:
     """Hand each attention its own tensors, and put what it returns in their place; the order of names is kept."""
     attentions = _attentions(model)
-    groups: dict[str, dict[str, Tensor]] = {}
+    groups: dict[str, dict[str, Tensor]] = {}  # of an attention, or of one other tensor, which has no name within
     for name, tensor in tensors.items():
-        prefix = next((p for p in attentions if name.startswith(f"{p}.")), None)
-        if prefix is None:
-            groups[name] = {"": tensor}
-        else:
-            groups.setdefault(prefix, {})[name.removeprefix(f"{prefix}.")] = tensor
+        prefix = next((prefix for prefix in attentions if name.startswith(prefix)), name)
+        groups.setdefault(prefix, {})[name.removeprefix(prefix)] = tensor
     converted = {}
     for prefix, group in groups.items():
-        if prefix in attentions:
-            converted.update({f"{prefix}.{name}": t for name, t in convert(attentions[prefix], group).items()})
-        else:
-            converted[prefix] = group[""]
+        module = attentions.get(prefix)
+        found = convert(module, group) if module is not None and module.canonical else group
+        converted.update({f"{prefix}{name}": tensor for name, tensor in found.items()})
     return converted
 
 
@@ -49,8 +46,6 @@ def to_canonical(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, T
     """
 
     def convert(module: MultiHeadAttention, group: dict[str, Tensor]) -> dict[str, Tensor]:
-        if not module.canonical:
-            return group
         canonical = module.to_canonical(group)
         return {name: canonical[name] for name in module.canonical_shapes()}
 
@@ -59,7 +54,7 @@ def to_canonical(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, T
 
 def from_canonical(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of :func:`to_canonical`."""
-    return _convert(model, tensors, lambda module, group: module.from_canonical(group) if module.canonical else group)
+    return _convert(model, tensors, lambda module, group: module.from_canonical(group))
 
 
 def canonical_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -69,14 +64,21 @@ def canonical_weights(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_canonical(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Lay canonical weights into the model's parameters.
+    """Put canonical weights into the model's parameters, casting them.
+
+    An attention without a canonical layout takes what it can, and keeps the weights that are its own.
 
     Raises:
-        KeyError: a parameter of the model has no counterpart.
+        KeyError: another parameter of the model has no counterpart.
     """
     named = from_canonical(model, tensors)
+    research = {prefix: module for prefix, module in _attentions(model).items() if not module.canonical}
+    for prefix, module in research.items():
+        own = module.from_canonical({name: tensors[f"{prefix}{name}"] for name in module.canonical_shapes()})
+        named |= {f"{prefix}{name}": tensor for name, tensor in own.items()}
     for name, parameter in model.named_parameters():
-        parameter.copy_(named[name])
+        if name in named or not name.startswith(tuple(research)):
+            parameter.copy_(named[name])
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -59,11 +59,11 @@ class _LayerCache:
         self._target: tuple[Tensor, Tensor] | None = None  # (R, H, t, K) each
 
     def _self_attend(self, x: Tensor) -> Tensor:
-        new = self._self.keys_and_values(x)
+        keys, values = self._self.keys_and_values(x)
         if self._target is not None:
-            new = (torch.cat([self._target[0], new[0]], dim=2), torch.cat([self._target[1], new[1]], dim=2))
-        self._target = new
-        return self._self.attend(x, *new, mask=None, is_causal=x.size(1) > 1)
+            keys, values = torch.cat([self._target[0], keys], dim=2), torch.cat([self._target[1], values], dim=2)
+        self._target = keys, values
+        return self._self.attend(x, keys, values, mask=None, is_causal=x.size(1) > 1)
 
     def _cross_attend(self, x: Tensor) -> Tensor:
         queries = x.reshape(self._mask.size(0), -1, x.size(-1))  # (B, k·T_q, D): no copy of the source for each prefix

@@ -56,11 +56,11 @@ def _start(module: nn.Module, prefix: str, seed: int, gain: float) -> dict[str, 
         return module.from_canonical(canonical)
     weight = f"{prefix}.weight"
     if isinstance(module, nn.Linear):
-        shape = module.weight.shape
-        drawn = _xavier(seed, weight, shape, module.in_features, module.out_features)
-        if prefix.endswith(".outer"):
-            drawn *= gain
-        return {"weight": drawn, "bias": torch.zeros(module.out_features)}
+        drawn = _xavier(seed, weight, module.weight.shape, module.in_features, module.out_features)
+        return {
+            "weight": drawn * gain if prefix.endswith(".outer") else drawn,
+            "bias": torch.zeros(module.out_features),
+        }
     if isinstance(module, nn.Embedding):
         drawn = torch.empty(module.weight.shape, dtype=torch.float64)
         return {"weight": drawn.normal_(0, module.embedding_dim**-0.5, generator=stream(seed, weight))}

@@ -19,8 +19,8 @@ AttentionFactory = Callable[[], MultiHeadAttention]
 Sublayer = Callable[[Tensor], Tensor]
 
 
-def apart(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Views of the tensors, through which gradients accumulate apart.
+def separate_views(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Views of the tensors, each of which collects its gradients by itself.
 
     An attention that uses one tensor as query, key and value in many products would otherwise fix the order in which
     all those gradients are summed, and with it the last bits.
@@ -69,7 +69,7 @@ class EncoderLayer(nn.Module):
         self.feed_forward_residual = Residual(d_model, dropout, norm)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        x = self.self_attention_residual(x, lambda h: self.self_attention(*apart(h, h, h), mask))
+        x = self.self_attention_residual(x, lambda h: self.self_attention(*separate_views(h, h, h), mask))
         return self.feed_forward_residual(x, self.feed_forward)
 
 
@@ -90,8 +90,8 @@ class DecoderLayer(nn.Module):
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
         return self.connect(
             x,
-            lambda h: self.self_attention(*apart(h, h, h), is_causal=True),
-            lambda h: self.cross_attention(*apart(h, memory, memory), memory_mask),
+            lambda h: self.self_attention(*separate_views(h, h, h), is_causal=True),
+            lambda h: self.cross_attention(*separate_views(h, memory, memory), memory_mask),
         )
 
     def connect(self, x: Tensor, self_attend: Sublayer, cross_attend: Sublayer) -> Tensor:

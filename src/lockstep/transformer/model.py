@@ -116,4 +116,4 @@ class Transformer(nn.Module):
 
     def forward(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
         """Logits (B, T_t, V) of the token that follows each prefix of ``target`` (B, T_t)."""
-        return self.decode(target, self.encode(source, source_mask), source_mask)
+        return self.output(self.states(source, source_mask, target))

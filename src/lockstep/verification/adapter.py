@@ -39,8 +39,6 @@ class ForeignAttention(MultiHeadAttention):
         ValueError: the class is not there, or cannot have these sizes, biases or this dropout.
     """
 
-    canonical_dropout = False
-
     def __init__(
         self,
         d_model: int,
