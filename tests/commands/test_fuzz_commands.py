@@ -1,6 +1,7 @@
 """Whatever is typed, each command does it, or says in one line why not.
 
-``LOCKSTEP_FUZZ=1000 python -m pytest -m slow tests/test_fuzz_commands.py`` runs as many; a failure names its number.
+``LOCKSTEP_FUZZ=1000 python -m pytest -m slow tests/commands/test_fuzz_commands.py`` runs as many; a failure names its
+number.
 """
 
 import os
