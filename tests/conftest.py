@@ -1,6 +1,8 @@
 """Every variant listed in conf/attention, and configurations as the command line would compose them."""
 
 from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import hydra
@@ -34,6 +36,7 @@ TINY = [
 ]
 
 
+@cache
 def make_variant(name: str, arithmetic: str = "native"):
     """A function (d_model, num_heads, **options) -> attention module, as configured."""
     config = OmegaConf.load(CONF / "attention" / f"{name}.yaml")
@@ -45,6 +48,11 @@ def make_variant(name: str, arithmetic: str = "native"):
 
 def compose(*overrides: str) -> dict:
     """The plain configuration of ``scripts/train.py`` with these overrides."""
+    return deepcopy(composed(overrides))
+
+
+@cache
+def composed(overrides: tuple[str, ...]) -> dict:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return OmegaConf.to_container(hydra.compose("train", list(overrides)), resolve=True)
 
