@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import pytest
+from certificates import certificate_of
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -67,6 +68,7 @@ def test_from_the_users_folder_in_a_process_of_its_own(folder: Path) -> None:
     assert json.loads((folder / "certificate.json").read_text())["verdict"] == "equivalent"
 
 
+@pytest.mark.usefixtures("few_mutants")
 @pytest.mark.parametrize(
     ("words", "status"),
     [
@@ -164,6 +166,7 @@ def test_flags_of_all_commands(
     assert line in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("few_mutants")
 def test_a_path_is_taken_as_it_stands(folder: Path, command: Command) -> None:
     strange = folder / "a b=é 数据" / "it's #1%.py"
     strange.parent.mkdir()
@@ -193,9 +196,8 @@ def test_only_an_equivalent_class_is_saved_and_once(
     )
 
 
-@cache
 def equivalent() -> Certificate:
-    return lockstep.verify(str(HERE / "foreign" / "fused01.py:MultiHeadAttention"))
+    return certificate_of("fused01.py:MultiHeadAttention")
 
 
 def save(target: str, folder: Path) -> Path:
