@@ -36,7 +36,7 @@ def losses(scalars):
 
 def test_ordered_variants_train_identically_to_the_bit(tmp_path):
     options = [
-        "trainer.max_steps=100",
+        "trainer.max_steps=50",
         "model.dropout=0.1",
         "model.attention_dropout=0.1",
         "trainer.gradient_clip_val=0.5",
@@ -45,8 +45,8 @@ def test_ordered_variants_train_identically_to_the_bit(tmp_path):
         name: run(tmp_path / name, f"attention={name}", *options) for name in ("per_head", "fused", "packed", "einsum")
     }
     metrics, scalars = runs["per_head"]
-    assert len(losses(scalars)) == 100
-    assert losses(scalars)[-1] < 0.9 * losses(scalars)[0]
+    assert len(losses(scalars)) == 50
+    assert losses(scalars)[-1] < 0.95 * losses(scalars)[0]
     assert max(value for _, value in scalars["optimizer/gradient_norm"]) > 0.5  # so that clipping was at work
     for name, (other, others) in runs.items():
         for tag in ("train/loss", "optimizer/gradient_norm", "validation/loss"):

@@ -72,15 +72,20 @@ def test_from_the_users_folder_in_a_process_of_its_own(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status"),
     [
-        (["target=mine.MultiHeadAttention"], 0),
         (["attention=per_head"], 0),
         (["attention=shared_heads"], 1),
-        (["target=mine.py:MultiHeadAttention", "arguments.d_model=64", "arguments.num_heads=4"], 0),
+        (
+            [
+                "target=mine.MultiHeadAttention",
+                "arguments={d_model:64,num_heads:4}",
+                "conventions.inputs={q:query,k:key,v:value}",
+            ],
+            0,
+        ),
         (["target=mine.py:MultiHeadAttention", "arguments.d_model=1e30"], 2),
         (["target=mine.py:MultiHeadAttention", "arguments.d_model=-80", "arguments.num_heads=-5"], 2),
         (["target=mine.py:MultiHeadAttention", "arguments.d_model=4096"], 2),
         (["target=mine.py:MultiHeadAttention", "conventions.mask_shape=b k"], 2),
-        (["target=mine.py:MultiHeadAttention", "conventions.inputs={q: query, k: key, v: value}"], 0),
     ],
 )
 def test_exit_status(folder: Path, command: Command, words: list[str], status: int) -> None:
