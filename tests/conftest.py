@@ -1,14 +1,24 @@
 """Every variant listed in conf/attention, and configurations as the command line would compose them."""
 
 from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import hydra
 import pytest
 import torch
-from omegaconf import OmegaConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import settings
+from omegaconf import DictConfig, OmegaConf
 
 from lockstep.commands.targets import locate
+from lockstep.verification import mutants
+from lockstep.verification.formula import FAULTS
+
+# How long an example takes is the machine's affair.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 CONF = Path(__file__).parents[1] / "conf"
 ADAPTER = "lockstep.verification.adapter"  # a user's class, verified when it was saved, may refuse what it cannot do
@@ -34,6 +44,7 @@ TINY = [
 ]
 
 
+@cache
 def make_variant(name: str, arithmetic: str = "native"):
     """A function (d_model, num_heads, **options) -> attention module, as configured."""
     config = OmegaConf.load(CONF / "attention" / f"{name}.yaml")
@@ -43,10 +54,21 @@ def make_variant(name: str, arithmetic: str = "native"):
     return lambda d_model, num_heads, **options: cls(d_model, num_heads, **arguments, **options)
 
 
-def compose(*overrides: str) -> dict:
-    """The plain configuration of ``scripts/train.py`` with these overrides."""
+def compose(*overrides: str, script: str = "train") -> dict:
+    """The plain configuration of a script with these overrides; each choice of groups is composed once."""
+    if any(override.startswith(("+", "~")) for override in overrides):
+        return OmegaConf.to_container(composed(script, overrides), resolve=True)
+    chosen = tuple(o for o in overrides if (CONF / o.partition("=")[0].partition("@")[0]).is_dir())
+    config = deepcopy(composed(script, chosen))
+    for told in OverridesParser.create().parse_overrides([o for o in overrides if o not in chosen]):
+        OmegaConf.update(config, told.key_or_group, told.value(), merge=True)
+    return OmegaConf.to_container(config, resolve=True)
+
+
+@cache
+def composed(script: str, overrides: tuple[str, ...]) -> DictConfig:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return OmegaConf.to_container(hydra.compose("train", list(overrides)), resolve=True)
+        return hydra.compose(script, list(overrides))
 
 
 # All that compute the reference's function of their canonical weights; ideas that compute another face the rest.
@@ -74,6 +96,12 @@ def _no_cache_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCKSTEP_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def few_mutants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate plants few faults to prove its checks; test_verdicts.py plants all."""
+    monkeypatch.setattr(mutants, "FAULTS", FAULTS[::9])
 
 
 @pytest.fixture(autouse=True)

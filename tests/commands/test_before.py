@@ -8,6 +8,7 @@ import torch
 import yaml
 from conftest import TINY, compose
 
+from lockstep.attention import reference
 from lockstep.attention.fused import FusedAttention
 from lockstep.base.errors import CheckpointError
 from lockstep.commands.building import attention_factory
@@ -32,7 +33,9 @@ def test_a_saved_class_still_builds():
     options = parse(TrainOptions, compose("name=mine", *TINY))
     attention = attention_factory(up_to_date(node), options.model)()
     assert isinstance(attention, ForeignAttention)
-    assert torch.isfinite(attention(*torch.zeros(3, 1, 2, options.model.d_model))).all()
+    inputs = torch.randn(3, 2, 5, options.model.d_model)
+    right = reference.attention(attention.to_canonical(dict(attention.named_parameters())), *inputs)
+    torch.testing.assert_close(attention.eval()(*inputs), right)
 
 
 def test_a_run_of_before_translates_and_resumes_where_its_class_is_trusted(run):

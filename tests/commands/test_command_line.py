@@ -75,7 +75,7 @@ def resume_command(output):
 
 
 @pytest.mark.slow
-def test_c42_c34_two_ctrl_c_save_and_exit_with_130_and_the_printed_command_goes_on(tmp_path):
+def test_two_ctrl_c_save_and_exit_with_130_and_the_printed_command_goes_on(tmp_path):
     status, output, folder = stop(tmp_path, signal.SIGINT, signal.SIGINT)
     assert status == 130
     assert "test:" not in output
@@ -92,7 +92,7 @@ def test_c42_c34_two_ctrl_c_save_and_exit_with_130_and_the_printed_command_goes_
 
 
 @pytest.mark.slow
-def test_c42_sigterm_exits_with_143(tmp_path):
+def test_sigterm_exits_with_143(tmp_path):
     status, output, folder = stop(tmp_path, signal.SIGTERM)
     assert status == 143
     assert state(folder)["global_step"] >= 5
@@ -100,7 +100,7 @@ def test_c42_sigterm_exits_with_143(tmp_path):
 
 
 @pytest.mark.slow
-def test_c34_c35_any_path_relative_to_the_user_and_absolute_in_the_saved_configuration(tmp_path):
+def test_any_path_relative_to_the_user_and_absolute_in_the_saved_configuration(tmp_path):
     place = tmp_path / "naïve café 数据 #1 50%=x"
     place.mkdir()
     output = as_argument("output", "über # 数据 %, =out")
@@ -385,7 +385,7 @@ def test_the_argument_at_fault_is_named_by_the_script_too(tmp_path):
 
 
 @pytest.mark.slow
-def test_c35_two_runs_at_once_have_folders_of_their_own(tmp_path):
+def test_two_runs_at_once_have_folders_of_their_own(tmp_path):
     processes = [start("train", *SMALL, "trainer.max_steps=4", f"seed={seed}", cwd=tmp_path) for seed in (0, 1)]
     assert [finish(process)[0] for process in processes] == [0, 0]
     folders = sorted((tmp_path / "outputs").iterdir())
@@ -395,7 +395,7 @@ def test_c35_two_runs_at_once_have_folders_of_their_own(tmp_path):
 
 
 @pytest.mark.slow
-def test_c35_a_sweep_has_a_folder_a_job_and_a_table_and_survives_a_failing_job(tmp_path):
+def test_a_sweep_has_a_folder_a_job_and_a_table_and_survives_a_failing_job(tmp_path):
     sweep = ["-m", *SMALL, "trainer.max_steps=4", "attention=per_head,fused", "model.num_heads=2,3"]
     status, output, errors = script("train", *sweep, cwd=tmp_path)
     assert status == REFUSED

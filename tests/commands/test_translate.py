@@ -7,11 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hydra
 import pytest
 import torch
-from conftest import CONF
-from omegaconf import OmegaConf
+from conftest import compose
 from PIL import Image
 from training.runs import config, run
 
@@ -38,18 +36,17 @@ def lines(trained, monkeypatch, capfdbinary):
     """Translate bytes as the script would; what it wrote."""
 
     def call(data, *overrides, checkpoint=trained):
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            composed = hydra.compose("translate", ["checkpoint=x", "search.max_length=6", *overrides])
+        composed = compose("checkpoint=x", "search.max_length=6", *overrides, script="translate")
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out := io.BytesIO()))
-        translate({**OmegaConf.to_container(composed, resolve=True), "checkpoint": str(checkpoint)})
+        translate({**composed, "checkpoint": str(checkpoint)})
         assert capfdbinary.readouterr().out == b""
         return out.getvalue().decode()
 
     return call
 
 
-def test_c28_c25_one_line_for_each_line_which_end_at_lf_or_cr_lf_alone(lines):
+def test_one_line_for_each_line_which_end_at_lf_or_cr_lf_alone(lines):
     found = lines("1 2\r\n\n 1\u20282\x0b\x0c\x853 \n   \n4\r5\n\r\n2".encode()).split("\n")
     assert len(found) == 8
     assert [bool(line) for line in found] == [True, False, True, False, True, False, True, False]
@@ -262,7 +259,7 @@ def process(*arguments):
 
 
 @pytest.mark.slow
-def test_c42_standard_output_holds_translations_alone(trained):
+def test_standard_output_holds_translations_alone(trained):
     output, errors = process(f"checkpoint={trained}").communicate(b"1 2\n\n3\n")
     assert len(output.decode().splitlines()) == 3
     said, cut, done = errors.decode().splitlines()  # six steps have not taught it to end its lines

@@ -35,7 +35,7 @@ def translator(model, tokenizer, beam_size=3, n_best=1, batch_tokens=500, cached
 
 @pytest.mark.parametrize("n_best", [1, 3])
 @pytest.mark.parametrize("sentences", [1, 2, 32])
-def test_c28_blank_texts_have_blank_translations_and_all_keep_their_places(sentences, n_best):
+def test_blank_texts_have_blank_translations_and_all_keep_their_places(sentences, n_best):
     model = make(WORDS)
     texts = ["a", "", "b", "   ", "c d e f g h", "\u2028\t", "b"]
     found = translator(model, WORDS, n_best=n_best, batch_tokens=3 * 3 * sentences)(texts)
@@ -51,7 +51,7 @@ def test_c28_blank_texts_have_blank_translations_and_all_keep_their_places(sente
     assert found[2] != found[0]
 
 
-def test_c48_the_limit_is_each_texts_own():
+def test_the_limit_is_each_texts_own():
     model = make(WORDS)
     with torch.no_grad():  # nothing ever ends
         model.decoder[-1].feed_forward_residual.norm.bias.fill_(1)

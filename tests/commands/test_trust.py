@@ -99,7 +99,6 @@ def everything(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
     "node",
     [
@@ -109,17 +108,18 @@ def everything(folder):
         {"_target_": "evil.Attention"},
     ],
 )
-def test_an_attention_that_is_not_known_is_neither_imported_nor_called(folder, monkeypatch, command, node):
+def test_an_attention_that_is_not_known_is_neither_imported_nor_called(folder, monkeypatch, node):
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     (folder / "evil.py").write_text("open('MARK', 'w')")
     change(folder, set_option("attention", node))
     before = everything(folder)
-    with pytest.raises(CheckpointError, match="attention") as refusal:
-        command(folder)
-    assert "\n" not in str(refusal.value)
-    assert everything(folder) == before
-    assert "evil" not in sys.modules
+    for command in COMMANDS:
+        with pytest.raises(CheckpointError, match="attention") as refusal:
+            command(folder)
+        assert "\n" not in str(refusal.value)
+        assert everything(folder) == before
+        assert "evil" not in sys.modules
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,6 @@ def test_each_entry_is_of_its_kind_and_no_larger_than_the_file(small, act, messa
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("command", [translate, resume])
 @pytest.mark.parametrize(
     ("act", "message"),
     [
@@ -306,13 +305,14 @@ def test_each_entry_is_of_its_kind_and_no_larger_than_the_file(small, act, messa
         (set_weight("model.encoder.0.feed_forward.inner.bias", torch.full((64,), math.inf)), "no finite numbers"),
     ],
 )
-def test_what_a_checkpoint_claims_is_compared_with_what_it_holds(folder, command, act, message):
+def test_what_a_checkpoint_claims_is_compared_with_what_it_holds(folder, act, message):
     change(folder, act)
     before = everything(folder)
-    with pytest.raises(CheckpointError, match=message) as refusal:
-        command(folder)
-    assert "\n" not in str(refusal.value)
-    assert everything(folder) == before
+    for command in (translate, resume):
+        with pytest.raises(CheckpointError, match=message) as refusal:
+            command(folder)
+        assert "\n" not in str(refusal.value)
+        assert everything(folder) == before
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-import hydra
+import conftest
 import torch
 from conftest import CONF, TINY
-from omegaconf import OmegaConf
 from torch.optim import Optimizer
 
 from lockstep.commands.building import build_data
@@ -24,8 +23,7 @@ SMALL = [override for override in TINY if not override.startswith(("attention_ma
 
 def compose(*overrides: str) -> dict:
     """The plain configuration of ``scripts/compare.py``, small, with these overrides."""
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return OmegaConf.to_container(hydra.compose("compare", [*SMALL, *overrides]), resolve=True)
+    return conftest.compose(*SMALL, *overrides, script="compare")
 
 
 @cache

@@ -71,23 +71,16 @@ def test_digits_stand_alone() -> None:
 
 
 def test_vocabulary_is_the_same_in_every_process_and_does_not_grow_on_reload(tmp_path: Path) -> None:
-    program = (
-        "from lockstep.data.tokenization import subword_tokenizer;"
-        "print(subword_tokenizer(['b a c a', 'ca ba ab ac bc cb'] * 3, 280).to_str())"
-    )
-    saved = [
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert saved[0] == saved[1]
+    make = "subword_tokenizer(['b a c a', 'ca ba ab ac bc cb'] * 3, 280).to_str()"
+    program = f"from lockstep.data.tokenization import subword_tokenizer; print({make})"
+    hashing = {**os.environ, "PYTHONHASHSEED": "1"}
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", program], env=hashing, capture_output=True, text=True, check=True
+    ).stdout
+    here = subword_tokenizer(["b a c a", "ca ba ab ac bc cb"] * 3, 280).to_str()
+    assert elsewhere == f"{here}\n"
     path = tmp_path / "tokenizer.json"
-    path.write_text(saved[0], encoding="utf-8")
+    path.write_text(elsewhere, encoding="utf-8")
     once = load_tokenizer(path)
     assert [once.id_to_token(index) for index in range(4)] == list(SPECIAL_TOKENS)
     once.save(str(path))

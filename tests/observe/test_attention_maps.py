@@ -29,7 +29,7 @@ def cell(image, weights, layer, head, row, column):
     return image[bottom - (T_q - row) * CELL + CELL // 2, left + column * CELL + CELL // 2]
 
 
-def test_c41_rows_are_queries_columns_are_keys_and_the_scale_is_fixed():
+def test_rows_are_queries_columns_are_keys_and_the_scale_is_fixed():
     weights = torch.tensor([[1.0, 0, 0], [0, 0, 1]])[None, None]
     image = draw_attention(weights, ["two", "words"], ["three", "source", "words"])
     bright, dark = COLOURS[-1], COLOURS[0]
@@ -42,7 +42,7 @@ def test_c41_rows_are_queries_columns_are_keys_and_the_scale_is_fixed():
     assert dark.sum() + 100 < int(third.sum()) < bright.sum() - 200
 
 
-def test_c08_every_layer_and_head_has_a_panel_of_its_own():
+def test_every_layer_and_head_has_a_panel_of_its_own():
     weights = torch.zeros(2, 2, 1, 2)
     for layer, head, key in [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)]:
         weights[layer, head, 0, key] = 1

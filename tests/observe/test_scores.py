@@ -10,7 +10,7 @@ HYPOTHESES = ["the cat sat here .", "we eat green pears now .", "birds go south 
 REFERENCES = ["the cat sat here .", "we eat red apples now .", "birds fly south in winter ."]
 
 
-def test_c51_all_sentences_count():
+def test_all_sentences_count():
     scores = score(HYPOTHESES, REFERENCES, "13a")
     assert scores["bleu"].value == pytest.approx(40.18, abs=0.005)  # 13/17, 7/14, 3/11, 2/8
     assert {name: result.value for name, result in score(REFERENCES, REFERENCES, "13a").items()} == pytest.approx(
@@ -29,7 +29,7 @@ def test_case_counts_but_where_the_name_says_it_does_not():
     assert all("nrefs:1" in result.signature for result in scores.values())
 
 
-def test_c51_different_counts_are_refused():
+def test_different_counts_are_refused():
     with pytest.raises(ValueError, match="3 translations cannot be scored by 2 references"):
         score(HYPOTHESES, REFERENCES[:2], "13a")
 

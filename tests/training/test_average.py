@@ -47,9 +47,13 @@ def _module(folder):
     return build_module(options, build_model(options, data))
 
 
-def test_training_is_as_without_it_and_the_results_are_its_own(tmp_path):
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory):
+    return run(config(tmp_path_factory.mktemp("averaged"), *AVERAGED))
+
+
+def test_training_is_as_without_it_and_the_results_are_its_own(tmp_path, averaged):
     without = run(config(tmp_path / "a", "trainer.max_steps=6"))
-    averaged = run(config(tmp_path / "b", *AVERAGED))
     ours, theirs = (
         {n: t for n, t in state(f)["state_dict"].items() if "average" not in n} for f in (averaged, without)
     )
@@ -58,17 +62,16 @@ def test_training_is_as_without_it_and_the_results_are_its_own(tmp_path):
     assert results[0] != results[1]
 
 
-def test_it_goes_on_as_if_it_had_never_stopped(tmp_path):
-    whole = run(config(tmp_path / "whole", *AVERAGED))
+def test_it_goes_on_as_if_it_had_never_stopped(tmp_path, averaged):
     with at_step(3, interrupt), pytest.raises(Interrupted):
         train(config(tmp_path / "cut", *AVERAGED))
     cut = newest(tmp_path / "cut")
     train(options_of_run({"resume": str(cut)}, []))
-    assert same(state(cut)["state_dict"], state(whole)["state_dict"])
+    assert same(state(cut)["state_dict"], state(averaged)["state_dict"])
 
 
-def test_it_is_converted_with_the_weights(tmp_path):
-    before = state(run(config(tmp_path, *AVERAGED)))
+def test_it_is_converted_with_the_weights(averaged):
+    before = state(averaged)
     there = convert_to(before, compose("name=x", "attention=per_head")["attention"], Path("a"))
     assert any(name.startswith("average.") and "heads" in name for name in there["state_dict"])
     assert same(convert_to(there, before["lockstep"]["config"]["attention"], Path("b")), before)

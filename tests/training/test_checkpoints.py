@@ -88,7 +88,7 @@ class Harmful:
         (lambda path: path.unlink(), "does not exist"),
     ],
 )
-def test_c19_c20_each_wrong_file_is_told_apart_and_the_good_one_named(folder, damage, message):
+def test_each_wrong_file_is_told_apart_and_the_good_one_named(folder, damage, message):
     before = digest(folder / PREVIOUS)
     damage(folder / LAST)
     with pytest.raises(CheckpointError) as refusal:
@@ -110,7 +110,7 @@ def test_without_a_good_one_none_is_named(folder):
         newest_checkpoint(folder / "elsewhere")
 
 
-def test_c20_a_failed_write_leaves_what_was_there(folder, monkeypatch):
+def test_a_failed_write_leaves_what_was_there(folder, monkeypatch):
     before = digest(folder / LAST)
 
     def full(value, file):

@@ -24,12 +24,13 @@ def frozen(folder, *overrides):
 def test_it_trains_and_goes_on_to_the_same_bits(tmp_path):
     whole = run(frozen(tmp_path / "whole", "trainer.max_steps=6"))
     part = run(frozen(tmp_path / "part", "trainer.max_steps=3"))
+    start = state(part)
     train({**frozen(tmp_path / "part", "trainer.max_steps=6"), "name": "tiny", "resume": str(part)})
     part = newest(tmp_path / "part")
     assert state(part)["global_step"] == 6
     for name in ("state_dict", "optimizer_states"):
         assert same(state(part)[name], state(whole)[name])
-    start, end = state(run(frozen(tmp_path / "one", "trainer.max_steps=1"))), state(whole)
+    end = state(whole)
     key, query = (f"model.encoder.0.self_attention.{role}.weight" for role in ("key", "query"))
     assert torch.equal(start["state_dict"][key], end["state_dict"][key])
     assert not torch.equal(start["state_dict"][query], end["state_dict"][query])

@@ -36,7 +36,7 @@ def losses(scalars):
 
 def test_ordered_variants_train_identically_to_the_bit(tmp_path):
     options = [
-        "trainer.max_steps=300",
+        "trainer.max_steps=50",
         "model.dropout=0.1",
         "model.attention_dropout=0.1",
         "trainer.gradient_clip_val=0.5",
@@ -45,8 +45,8 @@ def test_ordered_variants_train_identically_to_the_bit(tmp_path):
         name: run(tmp_path / name, f"attention={name}", *options) for name in ("per_head", "fused", "packed", "einsum")
     }
     metrics, scalars = runs["per_head"]
-    assert len(losses(scalars)) == 300
-    assert losses(scalars)[-1] < 0.8 * losses(scalars)[0]
+    assert len(losses(scalars)) == 50
+    assert losses(scalars)[-1] < 0.95 * losses(scalars)[0]
     assert max(value for _, value in scalars["optimizer/gradient_norm"]) > 0.5  # so that clipping was at work
     for name, (other, others) in runs.items():
         for tag in ("train/loss", "optimizer/gradient_norm", "validation/loss"):
@@ -55,10 +55,10 @@ def test_ordered_variants_train_identically_to_the_bit(tmp_path):
 
 
 def test_native_losses_agree_in_float64_and_the_contrast_does_not(tmp_path):
-    options = ["arithmetic=native", "trainer.precision=64-true", "trainer.max_steps=50", "model.dropout=0.1"]
+    options = ["arithmetic=native", "trainer.precision=64-true", "trainer.max_steps=15", "model.dropout=0.1"]
     expected = None
-    for name in ["per_head", *EQUIVALENT, "shared_heads"]:
-        module_losses = _float64_losses(tmp_path / f"{name}-{expected is None}", name, options)
+    for name in [*EQUIVALENT, "shared_heads"]:
+        module_losses = _float64_losses(tmp_path / name, name, options)
         expected = module_losses if expected is None else expected
         difference = max(abs(a - b) for a, b in zip(module_losses, expected, strict=True))
         assert difference < 1e-10 if name != "shared_heads" else difference > 1e-3, f"{name}: {difference}"
@@ -78,19 +78,19 @@ def _float64_losses(folder, name, options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loggers.TensorBoardLogger, "log_metrics", log_metrics)
         run(folder, f"attention={name}", *options)
-    assert len(caught) == 50
+    assert len(caught) == 15
     return caught
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 def test_half_precision_trains(tmp_path, precision):
-    _, scalars = run(tmp_path, f"trainer.precision={precision}", "trainer.max_steps=40")
+    _, scalars = run(tmp_path, f"trainer.precision={precision}", "trainer.max_steps=24", "schedule.warmup_steps=4")
     values = losses(scalars)
     assert sum(values[-5:]) < 0.95 * sum(values[:5])
 
 
 @pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
-def test_c44_accumulation_weighs_tokens_not_batches(tmp_path):
+def test_accumulation_weighs_tokens_not_batches(tmp_path):
     """Two unequal batches accumulated give the gradient of one batch that holds both."""
     import lightning as L
 
@@ -136,7 +136,7 @@ def test_c44_accumulation_weighs_tokens_not_batches(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
-def test_c44_evaluation_averages_over_tokens_and_sequences(tmp_path):
+def test_evaluation_averages_over_tokens_and_sequences(tmp_path):
     import lightning as L
 
     from lockstep.commands.building import build_data, build_model, build_module
@@ -191,11 +191,11 @@ def test_schedules(name, expected):
 
 
 def test_what_a_run_leaves_behind(tmp_path):
-    metrics, scalars = run(tmp_path, "trainer.max_steps=12", "trainer.val_check_interval=4", "attention_maps_every=1")
+    metrics, scalars = run(tmp_path, "trainer.max_steps=4", "trainer.val_check_interval=2", "attention_maps_every=1")
     (folder,) = tmp_path.iterdir()
     assert folder.name.startswith("tiny-20")
     assert json.loads((folder / "metrics.json").read_text()) == metrics
-    assert metrics["train/steps"] == 12
+    assert metrics["train/steps"] == 4
     assert {"test/exact_match", "test/loss", "train/seconds", "train/target_tokens_per_second", "parameters"} <= set(
         metrics
     )
@@ -204,12 +204,12 @@ def test_what_a_run_leaves_behind(tmp_path):
     assert not [path for path in folder.rglob("*") if "=" in path.name]
     checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
     assert checkpoint["lockstep"]["format_version"] == FORMAT_VERSION
-    assert checkpoint["global_step"] == 12
-    assert [step for step, _ in scalars["train/loss"]] == list(range(1, 13))
-    assert [step for step, _ in scalars["validation/exact_match"]] == [4, 8, 12]
+    assert checkpoint["global_step"] == 4
+    assert [step for step, _ in scalars["train/loss"]] == list(range(1, 5))
+    assert [step for step, _ in scalars["validation/exact_match"]] == [2, 4]
     events = EventAccumulator(str(folder), size_guidance={"images": 0, "tensors": 0}).Reload()
     assert set(events.Tags()["images"]) == {"attention/encoder", "attention/decoder", "attention/cross"}
-    assert [image.step for image in events.Images("attention/cross")] == list(range(13))  # before training, too
+    assert [image.step for image in events.Images("attention/cross")] == list(range(5))  # before training, too
     assert "samples/text_summary" in events.Tags()["tensors"]
 
 
@@ -243,8 +243,8 @@ def test_a_cluster_in_the_environment_is_no_wish_for_several_processes(tmp_path,
 
 def test_looking_changes_no_bit(tmp_path):
     runs = [
-        run(tmp_path / str(every), "trainer.max_steps=30", f"attention_maps_every={every}", "model.dropout=0.1")
-        for every in (0, 1, 7)
+        run(tmp_path / str(every), "trainer.max_steps=6", f"attention_maps_every={every}", "model.dropout=0.1")
+        for every in (0, 1, 4)
     ]
     assert len({metrics["weights_sha256"] for metrics, _ in runs}) == 1
     assert runs[0][1]["train/loss"] == runs[1][1]["train/loss"] == runs[2][1]["train/loss"]

@@ -26,7 +26,7 @@ def both_decoders(name, dtype, source, mask):
 @torch.no_grad()
 @pytest.mark.parametrize("name", EQUIVALENT)
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-def test_c45_cached_logits_equal_recomputed_ones(name, dtype, limit):
+def test_cached_logits_equal_recomputed_ones(name, dtype, limit):
     cached, recomputed = both_decoders(name, dtype, *sources())
     prefix = torch.randint(4, 9, (5, 9))
     for length in (6, 7, 8, 9):  # a prefix of 6 at once, then single steps
@@ -43,7 +43,7 @@ def test_a_contrast_without_canonical_weights_decodes_by_its_own_forward():
 @torch.no_grad()
 @pytest.mark.parametrize("name", EQUIVALENT)
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-def test_c45_prefixes_that_change_places_keep_their_keys_and_values(name, dtype, limit):
+def test_prefixes_that_change_places_keep_their_keys_and_values(name, dtype, limit):
     """Two, then three prefixes of each source, in another order; then one source less."""
     source, mask = sources()
     cached, recomputed = both_decoders(name, dtype, source, mask)
@@ -61,7 +61,7 @@ def test_c45_prefixes_that_change_places_keep_their_keys_and_values(name, dtype,
 
 
 @torch.no_grad()
-def test_c45_positions_follow_the_prefix():
+def test_positions_follow_the_prefix():
     model = make("fused").eval()
     source, mask = sources()
     cached = CachedDecoder(model, source, mask)
@@ -74,7 +74,7 @@ def test_c45_positions_follow_the_prefix():
 
 
 @pytest.mark.parametrize(("T_q", "T_k", "expected"), [(1, 4, [2.5]), (2, 5, [2.5, 3.0])])
-def test_c46_new_queries_see_all_remembered_keys(T_q, T_k, expected):
+def test_new_queries_see_all_remembered_keys(T_q, T_k, expected):
     attention = CachedAttention(make_variant("fused")(1, 1))
     attention._input["query"] = (torch.zeros(1, 1), None)  # equal scores
     attention._output = (torch.ones(1, 1), None)

@@ -69,7 +69,7 @@ def same(found, expected, tolerance=1e-5):
         assert a.score == pytest.approx(b.score, abs=tolerance)
 
 
-def test_c49_the_score_counts_eos_and_not_bos():
+def test_the_score_counts_eos_and_not_bos():
     """A: log-probability -4.0, 4 tokens; B: -4.9, 5 tokens."""
     by_length, plain = options(length_penalty=1.0), options(length_penalty=0.0)
     assert (by_length.score(-4.0, 4), by_length.score(-4.9, 5)) == (-1.0, pytest.approx(-0.98))
@@ -100,7 +100,7 @@ A, B = [5, 6, 4, EOS], [7, 6, 4, 5, EOS]
 
 
 @pytest.mark.parametrize(("penalty", "expected"), [(0.0, [A, B]), (1.0, [B, A])])
-def test_c49_alone_and_beside_a_sentence_that_may_be_longer(penalty, expected):
+def test_alone_and_beside_a_sentence_that_may_be_longer(penalty, expected):
     for limits in ([6], [9, 6], [6, 6, 50]):
         for n_best in (1, 2):
             how = options(beam_size=2, n_best=n_best, length_penalty=penalty)
@@ -151,10 +151,15 @@ def plain_beam_search(model, ids, how):
     return scored[: how.n_best]
 
 
-@pytest.mark.parametrize("beam_size", [1, 2, 5])
-@pytest.mark.parametrize("changes", [{}, {"length_penalty": 0.0}, {"min_length": 4}, {"max_length": 6}, EARLY])
+@pytest.mark.parametrize(
+    ("beam_size", "changes"),
+    [
+        *[(1, {}), (1, {"min_length": 4}), (2, {}), (2, {"max_length": 6}), (2, {**EARLY, "length_penalty": 0.0})],
+        *[(5, {"length_penalty": 0.0}), (5, {"min_length": 4, "max_length": 9}), (5, EARLY)],
+    ],
+)
 def test_equals_a_plain_search_and_its_scores_are_the_models(beam_size, changes):
-    model, sources = make(dtype=torch.float64), sentences(1, 2, 3, 4, 5, 9, 2)
+    model, sources = make(dtype=torch.float64), sentences(1, 3, 5, 2)
     how = options(beam_size=beam_size, n_best=beam_size, **changes)
     found = search(model, sources, how)
     for ids, hypotheses in zip(sources, found, strict=True):
@@ -177,7 +182,7 @@ def test_every_variant_finds_the_same_with_and_without_cache(name):
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_c48_a_translation_depends_on_no_neighbour(beam_size):
+def test_a_translation_depends_on_no_neighbour(beam_size):
     model, sources, how = make(), sentences(1, 2, 3, 4, 5), options(beam_size=beam_size, n_best=beam_size)
     together = search(model, sources, how)
     assert len({len(best.tokens) for best, *_ in together}) > 2
@@ -190,7 +195,7 @@ def test_c48_a_translation_depends_on_no_neighbour(beam_size):
     same(search(model, [*sources, *sentences(50)], how)[:5], together)
 
 
-def test_c49_the_best_does_not_depend_on_how_many_are_asked_for():
+def test_the_best_does_not_depend_on_how_many_are_asked_for():
     model, sources = make(), sentences(1, 2, 3, 4, 5, 6, 7, 8)
     five = search(model, sources, options(beam_size=5, n_best=5))
     for n in (1, 2, 4):
@@ -249,8 +254,8 @@ def enumerated(logits, limit, how):
 
 @pytest.mark.parametrize("changes", [{}, {"length_penalty": 0.0}, {"length_penalty": 2.0}, {"min_length": 2}])
 def test_a_search_goes_on_while_a_hypothesis_could_win(changes):
-    """300 toy models of three words and at most four tokens."""
-    logits = 2 * torch.randn(300, 7, 7, generator=torch.Generator().manual_seed(5))
+    """100 toy models of three words and at most four tokens."""
+    logits = 2 * torch.randn(100, 7, 7, generator=torch.Generator().manual_seed(5))
     best = enumerated(logits, 4, options(**changes))
 
     def scores(**more):

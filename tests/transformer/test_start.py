@@ -62,7 +62,7 @@ def test_first_loss_agrees_in_every_equivalent_variant():
 
 
 @pytest.mark.parametrize("name", EQUIVALENT)
-def test_c12_bounds_are_those_of_the_whole_projection_whatever_is_stored(name):
+def test_bounds_are_those_of_the_whole_projection_whatever_is_stored(name):
     weights = canonical_weights(make(name))
     query = weights["encoder.0.self_attention.query.weight"]
     assert query.shape == (8, 8, 64)

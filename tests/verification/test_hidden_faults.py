@@ -5,15 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import FOREIGN, certificate_of
 
 import lockstep
 from lockstep.verification.certificate import Certificate
 
-FOREIGN = Path(__file__).parent / "foreign"
+pytestmark = pytest.mark.usefixtures("few_mutants")
 
 
 def verify(name: str, **options: Any) -> Certificate:
-    return lockstep.verify(f"{FOREIGN}/hidden.py:{name}", **options)
+    target = f"hidden.py:{name}"
+    return lockstep.verify(str(FOREIGN / target), **options) if options else certificate_of(target)
 
 
 @pytest.mark.parametrize(

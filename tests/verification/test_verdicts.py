@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from certificates import FOREIGN, certificate_of
 from torch import nn
 
 import lockstep
 from lockstep.attention.contract import MultiHeadAttention
 from lockstep.verification import judge, user_code
+from lockstep.verification.formula import FAULTS
 
-FOREIGN = Path(__file__).parent / "foreign"
 SIX = [
     "question.py:MultiHeadAttention",
     "fused01.py:MultiHeadAttention",
@@ -50,12 +51,22 @@ def codes(certificate: judge.Certificate) -> set[str]:
     return {finding.code for finding in certificate.findings}
 
 
+@pytest.mark.usefixtures("few_mutants")
 @pytest.mark.parametrize("name", OWN)
 def test_the_equivalent_variants_are_certified(name: str) -> None:
     certificate = lockstep.verify(f"lockstep.attention.{name}")
     assert certificate.verdict == "equivalent", certificate.table()
-    assert all(outcome != "NOT CAUGHT" for outcome in certificate.mutants.values())
-    assert sum(outcome.startswith("caught") for outcome in certificate.mutants.values()) >= 40
+
+
+@pytest.mark.parametrize(
+    ("target", "least"),
+    [("lockstep.attention.fused.FusedAttention", 40), (f"{FOREIGN}/gpt.py:CausalSelfAttention", 20)],
+)
+def test_every_fault_that_a_class_could_have_is_caught_in_a_mutant(target: str, least: int) -> None:
+    outcomes = list(lockstep.verify(target).mutants.values())
+    assert len(outcomes) == len(FAULTS)
+    assert "NOT CAUGHT" not in outcomes
+    assert sum(outcome.startswith("caught") for outcome in outcomes) >= least
 
 
 def test_shared_heads_is_told_by_name() -> None:
@@ -66,18 +77,19 @@ def test_shared_heads_is_told_by_name() -> None:
 
 @pytest.mark.parametrize("target", SIX)
 def test_user_classes_are_certified_with_nothing_but_the_target(target: str) -> None:
-    certificate = lockstep.verify(str(FOREIGN / target))
+    certificate = certificate_of(target)
     assert certificate.verdict == "equivalent", certificate.table()
     assert all(check.passed for check in certificate.checks)
 
 
-@pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.usefixtures("few_mutants")
+@pytest.mark.parametrize(("batch_first", "bias"), [(False, True), (True, False)])
 def test_torch_itself_is_certified(batch_first: bool, bias: bool) -> None:
     """An instance, as in a user's own test suite."""
     lockstep.assert_multi_head_attention(nn.MultiheadAttention(24, 3, bias=bias, batch_first=batch_first))
 
 
+@pytest.mark.usefixtures("few_mutants")
 @pytest.mark.parametrize(
     ("name", "remark"),
     [
@@ -162,6 +174,7 @@ def test_a_class_that_hangs_is_interrupted(odd: ModuleType, monkeypatch: pytest.
     assert "took longer than 0.3 s" in certificate.findings[0].sentence
 
 
+@pytest.mark.usefixtures("few_mutants")
 @pytest.mark.parametrize(
     ("name", "conventions"),
     [
@@ -175,6 +188,7 @@ def test_a_stated_convention_settles_it(odd: ModuleType, name: str, conventions:
     assert certificate.verdict == "equivalent", certificate.table()
 
 
+@pytest.mark.usefixtures("few_mutants")
 def test_a_stated_argument_settles_it(odd: ModuleType) -> None:
     certificate = lockstep.verify(odd.Base, arguments={"d_model": 48, "num_heads": 4, "key_bias": False})
     assert certificate.verdict == "equivalent"
@@ -195,6 +209,7 @@ def test_the_assertion_carries_the_certificate() -> None:
         lockstep.assert_multi_head_attention("lockstep.attention.shared_heads.SharedHeadsAttention")
 
 
+@pytest.mark.usefixtures("few_mutants")
 def test_nothing_is_drawn_from_the_global_generator(odd: ModuleType) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -205,7 +220,7 @@ def test_nothing_is_drawn_from_the_global_generator(odd: ModuleType) -> None:
 def test_figures_limits_and_what_is_only_reported(tmp_path: Path) -> None:
     """Initial weights of torch's packed layout are smaller by 1 / sqrt(2), and a row that sees nothing is NaN: both are
     reported, neither is judged."""
-    certificate = lockstep.verify(str(FOREIGN / "time_first.py:MultiheadAttention"))
+    certificate = certificate_of("time_first.py:MultiheadAttention")
     certificate.save(tmp_path / "certificate.json")
     saved = json.loads((tmp_path / "certificate.json").read_text())
     assert set(saved) >= {"verdict", "findings", "mapping", "conventions", "checks", "mutants"}
