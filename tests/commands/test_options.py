@@ -132,7 +132,7 @@ def test_command_line_answers_in_one_line(tmp_path, monkeypatch, capsys, argumen
         ("benchmark", ["attention=fused"], "'~variants.shared_heads' leaves one out"),
         ("benchmark", ["variants=[fused]"], "benchmark takes each of variants.fused, variants.per_head"),
         ("translate", ["checkpoint=x", "text.de"], "the text comes from standard input, as in < FILE"),
-        ("train", ["resume=sweep"], "sweep holds 2 runs; name one of them, such as sweep/0-a"),
+        ("train", ["resume=sweep"], "sweep holds 2 runs; name one, such as sweep/0-a"),
     ],
 )
 def test_what_another_command_would_take_is_told_the_right_form(tmp_path, monkeypatch, capsys, name, arguments, line):

@@ -227,7 +227,7 @@ def test_a_damaged_run_never_starts_over(tmp_path, whole):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(CheckpointError, match=r"is incomplete; .*previous\.ckpt is whole, of step 15"):
         go_on(folder)
-    with pytest.raises(CheckpointError, match="no checkpoints/last"):
+    with pytest.raises(CheckpointError, match="holds 1 run; name one"):
         go_on(tmp_path)
     assert list(tmp_path.iterdir()) == [folder]
 

@@ -29,15 +29,15 @@ def attention_factory(attention: Node, model: ModelOptions) -> Callable[[], Mult
     return lambda: cls(model.d_model, model.num_heads, **arguments)
 
 
-def try_attention(attention: Node, model: ModelOptions) -> None:
-    """Refuse, before any work, an attention that no model can be made of.
+def try_attention(attention: Node, model: ModelOptions, *, masks: bool = True) -> None:
+    """Refuse, before any work, an attention that no model can be made of (see :func:`try_out`).
 
     Raises:
         ConfigurationError: what it refuses, in one line.
         AttentionError: what it does.
     """
     try:
-        try_out(attention_factory(attention, model))
+        try_out(attention_factory(attention, model), masks=masks)
     except ContractError as error:
         name = attention.get("target", attention["_target_"])
         raise AttentionError(f"option attention: {name} cannot serve: {error}") from error

@@ -121,7 +121,7 @@ def _variant(config: Node, entry: Any, conf: Path, data: DataModule) -> Variant:
         learner = make_learner(**check_arguments(make_learner, node["learner"], "learner."))
     cls = attention_class(attention, "attention")
 
-    building.try_attention(options.attention, options.model)
+    building.try_attention(options.attention, options.model, masks=False)
     sizes = options.model
     dry = replace(options, model=replace(sizes, dropout=0.0, attention_dropout=0.0))
     try:

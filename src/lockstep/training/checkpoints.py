@@ -25,6 +25,7 @@ from typing_extensions import TypeAliasType, TypedDict
 
 from lockstep.base.errors import CheckpointError
 from lockstep.base.files import whole_file
+from lockstep.base.terminal import counted
 
 FORMAT_VERSION = 3
 # Newest first; each is whole at any time, also while the next is being written.
@@ -280,7 +281,7 @@ def newest_checkpoint(run: Path) -> Path:
         if (run / "checkpoints" / name).exists():
             return run / "checkpoints" / name
     if runs := sorted(path.parents[1].name for path in run.glob(f"*/checkpoints/{LAST}")):
-        raise CheckpointError(f"{run} holds {len(runs)} runs; name one of them, such as {run / runs[0]}")
+        raise CheckpointError(f"{run} holds {counted(len(runs), 'run')}; name one, such as {run / runs[0]}")
     raise CheckpointError(f"{run} has no checkpoints/{LAST}: not a run folder, or stopped before its first checkpoint")
 
 

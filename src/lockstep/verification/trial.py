@@ -31,10 +31,14 @@ class ContractError(ValueError):
     """An attention that a Transformer cannot be made of; the message says what it breaks."""
 
 
-def try_out(make: Callable[[], MultiHeadAttention]) -> None:
+def try_out(make: Callable[[], MultiHeadAttention], *, masks: bool = True) -> None:
     """Make an attention, call it as the Transformer does, and look at its parameters.
 
     The global generators of torch and of Python are left as they were.
+
+    Args:
+        make: makes one.
+        masks: refuse what lets hidden keys matter; a comparison finds that by itself, and says more of it.
 
     Raises:
         ContractError: what it does is not what the contract says, or it raises, whatever.
@@ -45,7 +49,7 @@ def try_out(make: Callable[[], MultiHeadAttention]) -> None:
     with torch.random.fork_rng(devices=[]), torch.enable_grad():  # a class may leave gradients switched off
         torch.default_generator.manual_seed(0)
         try:
-            _try(make)
+            _try(make, masks)
         except (ValueError, InputError):
             raise
         except Exception as error:
@@ -54,7 +58,7 @@ def try_out(make: Callable[[], MultiHeadAttention]) -> None:
             random.setstate(state)
 
 
-def _try(make: Callable[[], MultiHeadAttention]) -> None:
+def _try(make: Callable[[], MultiHeadAttention], masks: bool) -> None:
     module, twin = make(), make()
     if any(nn.parameter.is_lazy(p) or p.is_meta or p.is_complex() for p in module.parameters()):
         raise ContractError(
@@ -90,7 +94,8 @@ def _try(make: Callable[[], MultiHeadAttention]) -> None:
     if module.canonical:
         _there_and_back(module)
     for what, given in _calls(x.detach(), memory.detach()).items():
-        _hides(module, what, given)
+        if masks:
+            _hides(module, what, given)
         _gives_weights(module, what, given)
 
 
