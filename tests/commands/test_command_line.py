@@ -378,9 +378,10 @@ def test_a_comparison_that_is_stopped_is_no_verdict(tmp_path, signum):
 
 @pytest.mark.slow
 def test_the_argument_at_fault_is_named_by_the_script_too(tmp_path):
-    status, output, errors = script("train", "data.train=[a", cwd=tmp_path)
+    status, output, errors = script("train", "data.train=[a", "b.en,c.de]", cwd=tmp_path)
     assert (status, output) == (REFUSED, "")
-    assert errors == "error: argument data.train=[a needs quotes, for Hydra and for the shell: 'data.train=\"[a\"'\n"
+    right = "'data.train=[\"a b.en\",c.de]'"
+    assert errors == f"error: argument data.train=[a needs quotes, for Hydra and for the shell: {right}\n"
     assert not any(tmp_path.iterdir())
 
 
