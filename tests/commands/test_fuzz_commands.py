@@ -26,7 +26,7 @@ BASE = {
     "train": [w for w in SMALL if "vocabulary" not in w],
     "compare": [w for w in SMALL if not w.startswith(("attention_maps", "trainer.val_ch", "data.vocab"))]
     + ["compare.recorded_steps=2"],
-    "verify": ["attention=fused"],
+    "verify": ["attention=fused", "thorough=false"],
     "convert": ["checkpoint=RUN/checkpoints/last.ckpt", "attention=per_head", "output=out.ckpt"],
     "translate": ["checkpoint=RUN", "search.max_length=5"],
     "benchmark": ["d_model=8", "num_heads=2", "batch_size=2", "length=3", "rounds=1", "repeats=1"],

@@ -15,7 +15,7 @@ FOREIGN = Path(__file__).parent / "foreign"
 
 @cache
 def certificate_of(target: str) -> Certificate:
-    """Of ``FILE.py:CLASS`` among the user files, with nothing stated and a few mutants; nobody changes it."""
+    """Of ``FILE.py:CLASS`` among the user files, quick, with nothing stated and a few mutants; nobody changes it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mutants, "FAULTS", FAULTS[::9])
-        return lockstep.verify(str(FOREIGN / target))
+        return lockstep.verify(str(FOREIGN / target), thorough=False)

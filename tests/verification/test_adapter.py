@@ -149,7 +149,7 @@ def test_what_a_class_cannot_do_is_refused() -> None:
 def test_a_class_that_is_another_at_another_size(tmp_path: Path) -> None:
     source = (FOREIGN / "fused01.py").read_text().replace("self.d_k**0.5", "4")
     (tmp_path / "fixed.py").write_text(source)
-    certificate = lockstep.verify(f"{tmp_path}/fixed.py:MultiHeadAttention")
+    certificate = lockstep.verify(f"{tmp_path}/fixed.py:MultiHeadAttention", thorough=False)
     assert certificate.verdict == "equivalent", "at a head_dim of 16 it is"
     with pytest.raises(ValueError, match="is not multi-head attention at d_model=24, num_heads=3"):
         built(certificate.yaml(), d_model=24, num_heads=3)

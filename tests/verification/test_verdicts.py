@@ -54,7 +54,7 @@ def codes(certificate: judge.Certificate) -> set[str]:
 @pytest.mark.usefixtures("few_mutants")
 @pytest.mark.parametrize("name", OWN)
 def test_the_equivalent_variants_are_certified(name: str) -> None:
-    certificate = lockstep.verify(f"lockstep.attention.{name}")
+    certificate = lockstep.verify(f"lockstep.attention.{name}", thorough=False)
     assert certificate.verdict == "equivalent", certificate.table()
 
 
@@ -63,14 +63,14 @@ def test_the_equivalent_variants_are_certified(name: str) -> None:
     [("lockstep.attention.fused.FusedAttention", 40), (f"{FOREIGN}/gpt.py:CausalSelfAttention", 20)],
 )
 def test_every_fault_that_a_class_could_have_is_caught_in_a_mutant(target: str, least: int) -> None:
-    outcomes = list(lockstep.verify(target).mutants.values())
+    outcomes = list(lockstep.verify(target, thorough=False).mutants.values())
     assert len(outcomes) == len(FAULTS)
     assert "NOT CAUGHT" not in outcomes
     assert sum(outcome.startswith("caught") for outcome in outcomes) >= least
 
 
 def test_shared_heads_is_told_by_name() -> None:
-    certificate = lockstep.verify("lockstep.attention.shared_heads.SharedHeadsAttention")
+    certificate = lockstep.verify("lockstep.attention.shared_heads.SharedHeadsAttention", thorough=False)
     assert certificate.verdict == "different"
     assert codes(certificate) == {"heads_share_weights"}
 
@@ -105,10 +105,11 @@ def test_torch_itself_is_certified(batch_first: bool, bias: bool) -> None:
         ("Prints", "it prints"),
         ("OwnDevice", None),
         ("CopiesConfig", None),
+        ("SingleSoftmax", None),
     ],
 )
 def test_no_false_alarm(odd: ModuleType, name: str, remark: str | None) -> None:
-    certificate = lockstep.verify(getattr(odd, name))
+    certificate = lockstep.verify(getattr(odd, name), thorough=False)
     assert certificate.verdict == "equivalent", certificate.table()
     assert remark is None or any(remark in said for said in certificate.remarks)
 
@@ -117,26 +118,23 @@ def test_no_false_alarm(odd: ModuleType, name: str, remark: str | None) -> None:
     ("name", "code"),
     [
         ("Tied", "tied_weights"),
-        ("SingleSoftmax", "single_precision"),
         ("WrongCorner", "causal_wrong_corner"),
         ("ExtraParameter", "unused_parameters"),
         ("UnusedNorm", "unused_parameters"),
         ("InputSliced", "input_sliced"),
         ("Grouped", "heads_share_weights"),
         ("EqualLengths", "unequal_lengths"),
-        ("Squeezes", "unknown"),
+        ("Squeezes", "shape"),
         ("AttributeDropout", "dropout_in_eval"),
         ("PostNorm", "core_equivalent"),
-        ("InPlaceMask", "unknown"),
+        ("InPlaceMask", "changes_inputs"),
         ("ScaledInEval", "dropout_in_eval"),
         ("DetachedKey", "unknown"),
-        ("HiddenBuffer", "unknown"),
-        ("ReturnsNan", "unknown"),
-        ("Linear", "unknown"),
+        ("ReturnsNan", "not_finite"),
     ],
 )
 def test_no_false_certificate(odd: ModuleType, name: str, code: str) -> None:
-    certificate = lockstep.verify(getattr(odd, name))
+    certificate = lockstep.verify(getattr(odd, name), thorough=False)
     assert certificate.verdict == "different", certificate.table()
     assert code in codes(certificate)
 
@@ -146,6 +144,8 @@ def test_no_false_certificate(odd: ModuleType, name: str, code: str) -> None:
     [
         ("Raises", "calling it raised KeyError"),
         ("Exits", "constructing it raised SystemExit"),
+        ("HiddenBuffer", "unknown difference, first seen in the value path"),
+        ("Linear", "it does nothing that multi-head attention never does"),
         ("WrongShape", r"it returned shape \(2, 7, 79\)"),
         ("UnknownArgument", "arguments.flavour="),
         ("UnknownInputs", "conventions.inputs="),
@@ -154,7 +154,7 @@ def test_no_false_certificate(odd: ModuleType, name: str, code: str) -> None:
     ],
 )
 def test_what_cannot_be_told_is_said_in_a_sentence(odd: ModuleType, name: str, says: str) -> None:
-    certificate = lockstep.verify(getattr(odd, name))
+    certificate = lockstep.verify(getattr(odd, name), thorough=False)
     assert certificate.verdict == "could not tell"
     assert certificate.exit_status == 2
     (finding,) = certificate.findings
@@ -162,14 +162,14 @@ def test_what_cannot_be_told_is_said_in_a_sentence(odd: ModuleType, name: str, s
 
 
 def test_the_users_own_traceback_is_shown(odd: ModuleType) -> None:
-    (finding,) = lockstep.verify(odd.Raises).findings
+    (finding,) = lockstep.verify(odd.Raises, thorough=False).findings
     assert 'raise KeyError("no such luck")' in finding.trace
     assert "lockstep/verification" not in finding.trace
 
 
 def test_a_class_that_hangs_is_interrupted(odd: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_code, "TIME_LIMIT", 0.3)
-    certificate = lockstep.verify(odd.Hangs)
+    certificate = lockstep.verify(odd.Hangs, thorough=False)
     assert certificate.verdict == "could not tell"
     assert "took longer than 0.3 s" in certificate.findings[0].sentence
 
@@ -184,13 +184,15 @@ def test_a_class_that_hangs_is_interrupted(odd: ModuleType, monkeypatch: pytest.
     ],
 )
 def test_a_stated_convention_settles_it(odd: ModuleType, name: str, conventions: dict[str, Any]) -> None:
-    certificate = lockstep.verify(getattr(odd, name), conventions=conventions)
+    certificate = lockstep.verify(getattr(odd, name), conventions=conventions, thorough=False)
     assert certificate.verdict == "equivalent", certificate.table()
 
 
 @pytest.mark.usefixtures("few_mutants")
 def test_a_stated_argument_settles_it(odd: ModuleType) -> None:
-    certificate = lockstep.verify(odd.Base, arguments={"d_model": 48, "num_heads": 4, "key_bias": False})
+    certificate = lockstep.verify(
+        odd.Base, arguments={"d_model": 48, "num_heads": 4, "key_bias": False}, thorough=False
+    )
     assert certificate.verdict == "equivalent"
     assert certificate.arguments == {"d_model": "d_model", "num_heads": "num_heads", "key_bias": False, "bias": "bias"}
 
@@ -201,7 +203,7 @@ def test_a_stated_argument_settles_it(odd: ModuleType) -> None:
 )
 def test_misspelt_conventions(odd: ModuleType, options: dict[str, str], nearest: str) -> None:
     with pytest.raises(ValueError, match=nearest):
-        lockstep.verify(odd.Base, conventions=options)
+        lockstep.verify(odd.Base, conventions=options, thorough=False)
 
 
 def test_the_assertion_carries_the_certificate() -> None:
@@ -213,7 +215,7 @@ def test_the_assertion_carries_the_certificate() -> None:
 def test_nothing_is_drawn_from_the_global_generator(odd: ModuleType) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    lockstep.verify(odd.Base)
+    lockstep.verify(odd.Base, thorough=False)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -226,13 +228,12 @@ def test_figures_limits_and_what_is_only_reported(tmp_path: Path) -> None:
     assert set(saved) >= {"verdict", "findings", "mapping", "conventions", "checks", "mutants"}
     checks = {check["what"]: check for check in saved["checks"]}
     outputs = [check for what, check in checks.items() if what.startswith("output, ")]
-    assert all(check["limit"] == 1e-10 and check["figure"] < 1e-12 for check in outputs)
-    assert checks["float32 against float64"]["limit"] >= 1e-5
+    assert all(check["limit"] <= 1e-8 and check["figure"] < 1e-12 for check in outputs)
+    assert checks["output in float32, float32"]["limit"] >= 1e-5
     assert checks["a query that may see nothing gets"]["figure"] == "NaN"
     assert not checks["a query that may see nothing gets"]["judged"]
     assert "query 0.71" in checks["initial weights, deviation over the reference's"]["figure"]
-    together = [what for what in checks if "together" in what]
-    assert together, "a padding mask and another one are asked together"
+    assert any("key_padding_mask" in what and "attn_mask" in what for what in checks), "two masks are asked together"
 
 
 def test_importing_the_package_imports_no_torch() -> None:
@@ -257,4 +258,4 @@ def test_the_contract_is_not_what_makes_a_class_right() -> None:
         def from_canonical(self, tensors: Any) -> Any:
             return tensors
 
-    assert {"mask_ignored", "causal_ignored"} <= codes(lockstep.verify(Halved))
+    assert {"mask_ignored", "causal_ignored"} <= codes(lockstep.verify(Halved, thorough=False))

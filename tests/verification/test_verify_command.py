@@ -60,7 +60,10 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 def test_from_the_users_folder_in_a_process_of_its_own(folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "target=child.py:Child"], capture_output=True, text=True, check=False
+        [sys.executable, str(SCRIPT), "target=child.py:Child", "thorough=false"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("EQUIVALENT: child.py:Child")
@@ -74,13 +77,14 @@ def test_from_the_users_folder_in_a_process_of_its_own(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status"),
     [
-        (["attention=per_head"], 0),
+        (["attention=per_head", "thorough=false"], 0),
         (["attention=shared_heads"], 1),
         (
             [
                 "target=mine.MultiHeadAttention",
                 "arguments={d_model:64,num_heads:4}",
                 "conventions.inputs={q:query,k:key,v:value}",
+                "thorough=false",
             ],
             0,
         ),
@@ -180,14 +184,14 @@ def test_a_path_is_taken_as_it_stands(folder: Path, command: Command) -> None:
     strange = folder / "a b=é 数据" / "it's #1%.py"
     strange.parent.mkdir()
     shutil.copy(folder / "mine.py", strange)
-    assert command([f"target={strange}:MultiHeadAttention", f"output={strange.parent}"]) == 0
+    assert command([f"target={strange}:MultiHeadAttention", f"output={strange.parent}", "thorough=false"]) == 0
     assert (strange.parent / "certificate.json").is_file()
 
 
 def test_only_an_equivalent_class_is_saved_and_once(
     folder: Path, command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify_command, "verify", lambda target, *_: replace(equivalent(), target=target))
+    monkeypatch.setattr(verify_command, "verify", lambda target, *_, **__: replace(equivalent(), target=target))
     saved = folder / "conf" / "attention" / "mine.yaml"
     assert command(["target=mine.py:MultiHeadAttention", "save=mine", "output=null"]) == 0
     said = capsys.readouterr().out
@@ -199,7 +203,7 @@ def test_only_an_equivalent_class_is_saved_and_once(
     assert saved.read_text() == before
     assert command(["target=child.py:Child", "save=mine", "output=null", "overwrite=true"]) == 0
     assert "child.py:Child" in saved.read_text()
-    monkeypatch.setattr(verify_command, "verify", lambda *_: Certificate("mine.py:M", verdict="different"))
+    monkeypatch.setattr(verify_command, "verify", lambda *_, **__: Certificate("mine.py:M", verdict="different"))
     assert command(["target=mine.py:MultiHeadAttention", "save=wrong", "output=null"]) == 1
     assert not saved.with_name("wrong.yaml").exists()
     assert (
@@ -225,7 +229,7 @@ def test_a_class_that_cannot_be_trained_is_saved_and_not_advised(
     conventions = equivalent().conventions
     assert conventions is not None
     limited = replace(equivalent(), conventions=replace(conventions, **lacking))
-    monkeypatch.setattr(verify_command, "verify", lambda *_: limited)
+    monkeypatch.setattr(verify_command, "verify", lambda *_, **__: limited)
     assert command(["target=mine.py:MultiHeadAttention", "save=mine"]) == 0
     said = capsys.readouterr().out
     assert sentence in said

@@ -27,6 +27,7 @@ class VerifyOptions:
     target: str | None
     arguments: dict[str, Any]
     conventions: dict[str, Any]
+    thorough: bool
     save: str | None
     overwrite: bool
     output: str | None
@@ -59,7 +60,7 @@ def certify(config: dict[str, Any], conf: Path) -> int:
     assert target is not None
     saved, output = _configuration(options, conf), _certificate(options)
     try:
-        certificate = verify(target, arguments, options.conventions)
+        certificate = verify(target, arguments, options.conventions, thorough=options.thorough)
     except (NoSuchOption, NoSuchArgument, NoSuchTarget) as error:
         raise ConfigurationError(str(error)) from error
     say(certificate.table())

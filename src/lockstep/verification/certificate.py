@@ -40,6 +40,8 @@ class Certificate:
         conventions: how the class is called.
         mapping: where it keeps the canonical weights.
         checks: the judged checks and the reported figures.
+        reach: for each axis, what was tried of it.
+        precision: "float64"; or "float32 inside", or "float32 only", where it computes in that, and was judged by it.
         mutants: fault -> "caught by ...", "not applicable" or "NOT CAUGHT".
         seconds: how long it took.
         folder: the working directory, from which a relative target starts.
@@ -53,6 +55,8 @@ class Certificate:
     conventions: Conventions | None = None
     mapping: list[Layout] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    reach: dict[str, str] = field(default_factory=dict)
+    precision: str = "float64"
     mutants: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     folder: str = ""
@@ -68,18 +72,21 @@ class Certificate:
     def as_dict(self) -> dict[str, Any]:
         """Plain data for ``certificate.json``; figures that are not finite become strings."""
         checks = [
-            asdict(check) | {"judged": check.judged, "passed": check.passed, "figure": _plain(check.figure)}
+            {"what": check.what, "figure": _plain(check.figure), "limit": check.limit, "note": check.note,
+             "judged": check.judged, "passed": check.passed}
             for check in self.checks
-        ]
+        ]  # fmt: skip
         return {
             "target": self.target,
             "verdict": self.verdict,
+            "precision": self.precision,
             "findings": [asdict(finding) for finding in self.findings],
             "remarks": self.remarks,
             "arguments": self.arguments,
             "conventions": asdict(self.conventions) if self.conventions else None,
             "mapping": [asdict(layout) for layout in self.mapping],
             "checks": checks,
+            "reach": self.reach,
             "mutants": self.mutants,
             "seconds": round(self.seconds, 2),
         }
@@ -111,7 +118,8 @@ class Certificate:
 
     def table(self) -> str:
         """The certificate as text."""
-        lines = [f"{self.verdict.upper()}: {self.target}  ({self.seconds:.1f} s)", ""]
+        computes = f" ({self.precision})" if self.verdict == "equivalent" and self.precision != "float64" else ""
+        lines = [f"{self.verdict.upper()}{computes}: {self.target}  ({self.seconds:.1f} s)", ""]
         for finding in self.findings:
             lines.append(f"  {finding.code}: {finding.sentence}")
             lines += [f"    | {line}" for line in finding.trace.splitlines()]
@@ -128,6 +136,9 @@ class Certificate:
             rows = _worst_of_each_kind([check for check in self.checks if check.judged == judged])
             if rows:
                 lines += ["", f"  {title}", *_rows(rows)]
+        if self.reach and self.verdict == "equivalent":
+            width = max(map(len, self.reach))
+            lines += ["", "  reach", *(f"    {axis:<{width}}  {tried}" for axis, tried in self.reach.items())]
         if self.mutants:
             caught = sum(outcome.startswith("caught") for outcome in self.mutants.values())
             skipped = [name for name, outcome in self.mutants.items() if outcome == "not applicable"]

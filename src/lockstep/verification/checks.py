@@ -3,20 +3,25 @@
 Shapes: B batch, T_q and T_k query and key length, D = d_model.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import torch
 from torch import Tensor
 
-from lockstep.verification.candidate import Candidate, Inputs, Situation
-from lockstep.verification.construction import WithoutDropout
+from lockstep.verification.candidate import Candidate
+from lockstep.verification.drawing import Given, Inputs, draw
 from lockstep.verification.formula import relative_difference
-from lockstep.verification.user_code import UserCodeError
+from lockstep.verification.situations import Situation, possible
+from lockstep.verification.user_code import CannotTell, UserCodeError, user_code
 
-FLOAT64, FLOAT32 = 1e-10, 1e-5
-"""Limits on the largest difference, relative to the largest value of the reference."""
+LIMITS = {"float64": 1e-10, "float32": 5e-5, "autocast": 5e-2}
+"""On the largest difference, relative to the largest value of the reference; below float64, four times the
+reference's own rounding where that is more."""
+_LOOSER = {"large": 10, "huge": 100}
+"""Times that, where the scores, and with them their rounding, are so much larger."""
+_FLOORS = {"float64": 1e-3, "float32": 0.1, "autocast": 0.5}
+"""Of the largest gradient: the least that another is relative to, since the key bias's is zero but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Check:
         limit: what the figure may be; None where it is only reported.
         numerical: the figure is a difference, which a spoiled module must exceed.
         note: a remark beside the figure.
+        situation: in which it was compared.
     """
 
     what: str
@@ -36,6 +42,7 @@ class Check:
     limit: float | None = None
     numerical: bool = True
     note: str = ""
+    situation: Situation | None = None
 
     @property
     def judged(self) -> bool:
@@ -46,161 +53,134 @@ class Check:
         return self.limit is None or (isinstance(self.figure, float) and self.figure <= self.limit)
 
 
-def judged_checks(candidate: Candidate, asked: Sequence[Situation]) -> Iterator[Check]:
-    """All judged checks, those that most faults fail first.
+@dataclass(frozen=True)
+class _Answer:
+    """The outputs (B, T_q, D) of two calls, which of the first's rows are judged, and the gradients of the first."""
+
+    outputs: tuple[Tensor, Tensor]
+    rows: tuple[Tensor, Tensor]
+    gradients: dict[str, Tensor]
+
+
+_NONE: tuple[dict[str, float], dict[str, float]] = ({}, {})
+Judged = dict[Situation, _Answer]
+"""What the reference answers, which is the same for a class and for all its mutants."""
+
+
+def judged_checks(
+    candidates: Mapping[str, Candidate], asked: Sequence[Situation], known: Judged | None = None
+) -> Iterator[Check]:
+    """All judged checks.
 
     Args:
-        candidate: in float64.
+        candidates: the class, by the names of its sizes.
         asked: the situations to put it in, the plainest first.
+        known: the reference's answers, kept for the next who is asked the same.
     """
+    known = {} if known is None else known
     for situation in asked:
-        yield from _outputs_and_gradients(candidate, situation)
-    yield _single_precision(candidate, asked)
-    yield _modes_agree(candidate, asked)
-    yield _deterministic(candidate, asked[0])
-    yield _neighbours(candidate, asked[-1])
-    yield from _hidden_keys(candidate, asked)
-    yield _unchanged(candidate, asked)
+        yield from _situation_checks(candidates[situation.size], situation, known)
 
 
-def _outputs_and_gradients(candidate: Candidate, situation: Situation) -> Iterator[Check]:
-    """Outputs, and the gradients of a random projection of them to every input and every weight."""
-    inputs = candidate.draw(situation)
-    inputs = inputs.mapped(lambda x: x.clone().requires_grad_())
-    leaves = list({id(x): x for x in (inputs.query, inputs.key, inputs.value)}.values())
-    names = [name for name, _ in candidate.module.named_parameters()]
-    weights = {name: tensor.requires_grad_() for name, tensor in candidate.weights().items()}
-
-    try:
-        out = candidate.call(inputs, situation)
-    except UserCodeError as error:
-        yield Check(f"output, {situation.name}", str(error), FLOAT64)
-        return
-    expected, rows = candidate.expected(weights, inputs, situation)
-    yield Check(f"output, {situation.name}", relative_difference(out[rows], expected[rows]), FLOAT64)
-
-    direction = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    direction = direction * rows[..., None]
-    reference = _gradients(expected, direction, [*leaves, *weights.values()])
-    what = f"gradients, {situation.name}"
-    try:
-        found = _gradients(out, direction, [*leaves, *candidate.module.parameters()])
-    except RuntimeError as error:
-        yield Check(what, f"the backward pass raised: {error}", FLOAT64)
-        return
-    by_name = dict(zip(names, found[len(leaves) :], strict=True))
-    own = [*found[: len(leaves)], *candidate.canonical(by_name).values()]
-    # The key bias has a gradient of zero up to rounding, which is measured against the others'.
-    floor = 1e-3 * max(float(g.abs().max()) for g in reference)
-    figures = [relative_difference(a, b, floor) for a, b in zip(own, reference, strict=True)]
-    worst = max(range(len(figures)), key=figures.__getitem__)
-    labels = [f"input {i}" for i in range(len(leaves))] + list(weights)
-    yield Check(what, figures[worst], FLOAT64, note=f"largest in {labels[worst]}")
+def smallest_failure(candidates: Mapping[str, Candidate], failed: Situation) -> Situation:
+    """The plainest situation that fails as this one does: nothing of it can be made plain again."""
+    for simpler in failed.simpler():
+        candidate = candidates[simpler.size]
+        asked = possible(simpler, candidate.conventions)
+        if asked and not all(check.passed for check in _situation_checks(candidate, simpler, {})):
+            return smallest_failure(candidates, simpler)
+    return failed
 
 
-def _gradients(out: Tensor, direction: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
-    found = torch.autograd.grad((out * direction).sum(), leaves, allow_unused=True)
-    return [torch.zeros_like(x) if gradient is None else gradient for gradient, x in zip(found, leaves, strict=True)]
-
-
-def errors_in(dtype: torch.dtype, candidate: Candidate, asked: Sequence[Situation]) -> tuple[float, float]:
-    """The largest differences of the class and of the reference in a precision from the reference in float64."""
-    figure = own = 0.0
-    module = candidate.module
-    state = [(tensor, tensor.detach().clone()) for tensor in (*module.parameters(), *module.buffers())]
-    try:
-        module.to(dtype)
+def _situation_checks(candidate: Candidate, s: Situation, known: Judged) -> list[Check]:
+    """Two calls, so that nothing may be carried from one to the next, and the backward pass of the first."""
+    with candidate.context(s) as dtype:
+        given = [draw(s, candidate.conventions.roles, candidate.sizes, seed, dtype) for seed in (0, 1)]
         weights = candidate.weights()
-        for situation in asked:
-            inputs = candidate.draw(situation, dtype=dtype)
-            double = inputs.mapped(Tensor.double)
-            with torch.no_grad():
-                exact, rows = candidate.expected({n: w.double() for n, w in weights.items()}, double, situation)
-                figure = max(figure, relative_difference(candidate.call(inputs, situation)[rows], exact[rows]))
-                reference, _ = candidate.expected(weights, inputs, situation)
-                own = max(own, relative_difference(reference[rows], exact[rows]))
-        return figure, own
-    finally:
-        module.double()
-        for tensor, before in state:
-            tensor.data = before
-
-
-def _single_precision(candidate: Candidate, asked: Sequence[Situation]) -> Check:
-    try:
-        figure, own = errors_in(torch.float32, candidate, asked)
-    except UserCodeError as error:
-        return Check("float32 against float64", str(error), FLOAT32)
-    return Check("float32 against float64", figure, max(FLOAT32, 4 * own), note=f"the reference itself: {own:.1e}")
-
-
-def _modes_agree(candidate: Candidate, asked: Sequence[Situation]) -> Check:
-    """Train and eval, with and without grad, in calls of other contents one after the other; nothing is dropped."""
-    what, worst, weights = "train and eval, grad and no-grad agree", (0.0, ""), candidate.weights()
-    modes = list(product((False, True), repeat=2))
-    try:
-        for situation in asked:
-            for seed, (training, grad) in enumerate(modes, 1):
-                inputs = candidate.draw(situation, seed)
-                expected, rows = candidate.expected(weights, inputs, situation)
-                candidate.module.train(training)
-                with torch.set_grad_enabled(grad), WithoutDropout():
-                    out = candidate.call(inputs, situation).detach()
-                worst = max(worst, (relative_difference(out[rows], expected[rows]), situation.name))
-    except UserCodeError as error:
-        return Check(what, str(error), FLOAT64)
-    finally:
-        candidate.module.eval()
-    return Check(what, worst[0], FLOAT64, note=f"largest in: {worst[1]}" if worst[0] > FLOAT64 else "")
-
-
-def _deterministic(candidate: Candidate, situation: Situation) -> Check:
-    inputs = candidate.draw(situation)
-    with torch.no_grad():
-        first, second = candidate.call(inputs, situation), candidate.call(inputs, situation)
-    return Check("deterministic: called twice", relative_difference(first, second), 0.0)
-
-
-def _neighbours(candidate: Candidate, situation: Situation) -> Check:
-    """The first sample's output when the second sample is another."""
-    inputs = candidate.draw(situation)
-    changed = inputs.mapped(lambda x: torch.cat([x[:1], x[1:].flip(-1) * 3]))
-    with torch.no_grad():
-        figure = relative_difference(candidate.call(inputs, situation)[:1], candidate.call(changed, situation)[:1])
-    return Check("independent of batch neighbours", figure, FLOAT64)
-
-
-def _hidden_keys(candidate: Candidate, asked: Sequence[Situation]) -> Iterator[Check]:
-    """What is hidden must not matter: the last key is changed, hidden by a mask, or causally from earlier queries."""
-    for situation in asked:
-        causal = not situation.forms and (situation.is_causal or candidate.conventions.causal)
-        if situation.T_k == 1 or (causal and situation.T_q == 1) or not (causal or situation.forms):
-            continue
-        inputs = candidate.draw(situation)
-        masks = [torch.ones_like(mask) for mask in inputs.masks]
-        for mask in masks:
-            mask[..., -1] = False
-        inputs = Inputs(inputs.query, inputs.key, inputs.value, tuple(masks))
-        changed = inputs.mapped(lambda x: torch.cat([x[:, :-1], x[:, -1:] * 3 + 1], 1))
-        if not situation.same:
-            changed = Inputs(inputs.query, changed.key, changed.value, inputs.masks)
-        # The last query sees the last key causally; in self-attention it is the token that changed.
-        judged = slice(0, -1) if causal or situation.same else slice(None)
-        what = f"hidden keys do not matter, {situation.name}"
+        if s not in known:
+            known[s] = _reference(candidate, s, weights, given, torch.float64)
+        exact, own = known[s], _NONE
+        precision = str(dtype).removeprefix("torch.") if s.precision == "full" else s.precision
+        if precision != "float64":
+            own = _differences(_reference(candidate, s, weights, given, dtype), exact, precision)
         try:
-            with torch.no_grad():
-                before, after = candidate.call(inputs, situation), candidate.call(changed, situation)
+            found = _answer(candidate, s, given, dtype, exact)
         except UserCodeError as error:
-            yield Check(what, str(error), FLOAT64)
-            continue
-        yield Check(what, relative_difference(before[:, judged], after[:, judged]), FLOAT64)
+            return [Check(f"output, {s}", str(error), 0.0, situation=s)]
+    suffix = "" if precision == "float64" else f" {'under' if precision == 'autocast' else 'in'} {precision}"
+    # What spoils a class is less than the rounding of bfloat16, or of large scores.
+    rounding = precision != "autocast" and s.values not in _LOOSER
+    checks = []
+    for kind, figures, nulls in zip(("output", "gradients"), _differences(found, exact, precision), own, strict=True):
+        if figures:
+            limits = {
+                name: max(LIMITS[precision] * _LOOSER.get(s.values, 1), 4 * nulls.get(name, 0.0)) for name in figures
+            }
+            worst = max(figures, key=lambda name: figures[name] / limits[name])
+            numerical = rounding and (kind == "output" or any(g.abs().max() > 1e-6 for g in exact.gradients.values()))
+            note = f"largest in {worst}" if kind == "gradients" else ""
+            note += f"{', ' * bool(note)}the reference itself: {nulls[worst]:.1e}" if worst in nulls else ""
+            checks.append(Check(f"{kind}{suffix}, {s}", figures[worst], limits[worst], numerical, note, s))
+    if candidate.written:
+        checks.append(Check(f"output, {s}", f"it writes into {', '.join(sorted(candidate.written))}", 0.0, situation=s))
+    return checks
 
 
-def _unchanged(candidate: Candidate, asked: Sequence[Situation]) -> Check:
-    """Masks are turned over, so that whatever is written into them shows."""
-    changed = 0
-    for situation in asked:
-        inputs = candidate.draw(situation)
-        inputs = Inputs(inputs.query, inputs.key, inputs.value, tuple(~mask for mask in inputs.masks))
-        changed += candidate.changed_by_a_call(inputs, situation)
-    return Check("inputs, masks and parameters unchanged", float(changed), 0.0, numerical=False)
+def _reference(
+    candidate: Candidate, s: Situation, weights: Mapping[str, Tensor], given: Sequence[Given], dtype: torch.dtype
+) -> _Answer:
+    learns = s.gradients in ("everything", "weights")
+    own = {name: tensor.detach().to(dtype, copy=True).requires_grad_(learns) for name, tensor in weights.items()}
+    first, second = (draw(dtype) for draw in given)
+    (out, rows), (other, other_rows) = (candidate.expected(own, inputs, s) for inputs in (first, second))
+    gradients = {}
+    if s.learns:
+        _backward(out, rows)
+        gradients = {name: _gradient(x) for name, x in {**_numbered(first), **(own if learns else {})}.items()}
+    return _Answer((out.detach(), other.detach()), (rows, other_rows), gradients)
+
+
+def _answer(candidate: Candidate, s: Situation, given: Sequence[Given], dtype: torch.dtype, exact: _Answer) -> _Answer:
+    first, second = (draw(dtype) for draw in given)
+    out, other = (candidate.call(inputs, s) for inputs in (first, second))
+    gradients = {}
+    # Where a row that nobody judges is NaN, so is every gradient.
+    if s.learns and (exact.rows[0].all() or out.isfinite().all()):
+        try:
+            with user_code("the backward pass"):
+                _backward(out, exact.rows[0])
+        except UserCodeError as error:
+            if "not implemented" in str(error):
+                raise CannotTell(f"this machine lacks it: {error}") from error
+            raise
+        gradients = {name: _gradient(x) for name, x in _numbered(first).items()}
+        if s.gradients in ("everything", "weights"):
+            gradients |= candidate.canonical({n: _gradient(p) for n, p in candidate.module.named_parameters()})
+    return _Answer((out.detach(), other.detach()), exact.rows, gradients)
+
+
+def _backward(out: Tensor, rows: Tensor) -> None:
+    """Of a random projection of the judged rows (B, T_q) of an output (B, T_q, D)."""
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    (out.double() * direction * rows[..., None]).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _numbered(inputs: Inputs) -> dict[str, Tensor]:
+    return {f"input {index}": leaf for index, leaf in enumerate(inputs.leaves)}
+
+
+def _gradient(x: Tensor) -> Tensor:
+    return torch.zeros_like(x) if x.grad is None else x.grad
+
+
+def _differences(found: _Answer, exact: _Answer, precision: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Of each output and of each gradient, by name."""
+    both = zip(found.outputs, exact.outputs, exact.rows, strict=True)
+    outputs = {f"call {i}": relative_difference(own[rows], out[rows]) for i, (own, out, rows) in enumerate(both, 1)}
+    floor = _FLOORS[precision] * max([1.0, *(float(gradient.abs().max()) for gradient in exact.gradients.values())])
+    gradients = {
+        name: relative_difference(found.gradients[name], expected, floor)
+        for name, expected in exact.gradients.items()
+        if found.gradients
+    }
+    return outputs, gradients

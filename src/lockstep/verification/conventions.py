@@ -54,6 +54,8 @@ class MaskForm:
         else:
             sizes = dict(zip("bhqk", kept, strict=True))
             visible = visible.reshape([sizes.get(name, 1) for name in self.shape.split()])
+        if visible.is_floating_point():  # biases, which are added to the scores
+            return visible.to(dtype, copy=True)
         if self.meaning == "true_attends":
             return visible
         if self.meaning == "true_blocks":
@@ -109,7 +111,10 @@ class Conventions:
 
     def call(self, module: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         """Call ``module`` with :meth:`arguments` and return its batch-first output, whatever that is."""
-        out = module(**self.arguments(*inputs, **options))
+        return self.output_of(module(**self.arguments(*inputs, **options)))
+
+    def output_of(self, out: Any) -> Any:
+        """The batch-first output among what ``forward`` returned."""
         if isinstance(out, tuple | list):
             out = out[self.output or 0]
         return out.transpose(0, 1) if self.time_first and isinstance(out, Tensor) and out.dim() == 3 else out

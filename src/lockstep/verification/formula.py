@@ -188,7 +188,9 @@ def _hide(formula: Formula, scores: Tensor, visible: Tensor | None) -> tuple[Ten
     """Scores with hidden keys at minus infinity, and which rows (B, T_q) see something in every head."""
     B, H, T_q, T_k = scores.shape
     seen = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-    if visible is not None and not (formula.mask == "ignored" or (formula.mask == "ignored across" and T_q != T_k)):
+    if visible is not None and visible.is_floating_point():
+        scores = scores + visible.to(scores.dtype)
+    elif visible is not None and not (formula.mask == "ignored" or (formula.mask == "ignored across" and T_q != T_k)):
         if formula.mask == "added":
             scores = scores + visible.to(scores.dtype)
         elif formula.mask == "tiled":
@@ -228,7 +230,7 @@ def evaluate(
         query: (B, T_q, D).
         key: (B, T_k, D).
         value: (B, T_k, D).
-        visible: boolean, four dimensions that broadcast to (B, H, T_q, T_k), True = may attend.
+        visible: four dimensions that broadcast to (B, H, T_q, T_k): boolean, True = may attend; or added to the scores.
         norm: the normalisation that ``formula.around`` speaks of.
 
     Returns:
@@ -242,7 +244,8 @@ def evaluate(
     )  # (B, H, T, K)
     H, K = q.size(1), q.size(3)
     divisor = {"sqrt(head_dim)": math.sqrt(K), "1": 1.0, "sqrt(d_model)": math.sqrt(H * K), "head_dim": float(K),
-               "1/sqrt(head_dim)": 1 / math.sqrt(K)}[formula.scale]  # fmt: skip
+               "1/sqrt(head_dim)": 1 / math.sqrt(K), "float32 root": float(torch.tensor(K**0.5)),
+               "float32 inverse root": 1 / float(torch.tensor(K**-0.5))}[formula.scale]  # fmt: skip
     scores, rows = _hide(formula, q @ k.transpose(-2, -1) / divisor, visible)
     axes = {"keys": -1, "queries": -2, "heads": 1, "batch": 0}
     attention = scores.softmax(axes[formula.softmax]) if formula.softmax in axes else scores

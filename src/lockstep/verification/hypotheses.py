@@ -11,8 +11,8 @@ from lockstep.verification.construction import Sizes
 from lockstep.verification.formula import Fault, Formula, Norm, evaluate, plain_norm, relative_difference
 from lockstep.verification.weight_search import Cell, layouts
 
-AGREES = 1e-6
-"""Relative error below which a hypothesis is taken: far above rounding, far below the wrong hypotheses' distance."""
+AGREES = 2e-5
+"""Relative error below which a hypothesis is taken: above float32's rounding, far below the wrong ones' distance."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Hypothesis:
 
     def weights(self, module: nn.Module, sizes: Sizes) -> dict[str, Tensor]:
         """The canonical weights, as far as their places are known."""
-        tensors = {name: parameter.detach() for name, parameter in module.named_parameters()}
+        tensors = {name: parameter.detach().double() for name, parameter in module.named_parameters()}
         return {name: cell.read(name, tensors, sizes) for name, cell in self.cells.items()}
 
     def scored(self, query: Cell, key: Cell) -> "Hypothesis":

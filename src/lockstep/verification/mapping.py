@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lockstep.verification.construction import Sizes
 from lockstep.verification.conventions import Conventions, MaskForm
+from lockstep.verification.counterexample import counterexample
 from lockstep.verification.formula import FAULTS, Fault, Norm, plain_norm
 from lockstep.verification.hypotheses import Hypothesis, has_scores_fault, reproduces, stored_alike, tied
 from lockstep.verification.user_code import UserCodeError, user_code
@@ -32,7 +33,7 @@ class MappingSearch:
     """The search, for one module that is called in one way.
 
     Args:
-        module: in float64 and eval mode; its parameters are redrawn.
+        module: in eval mode; its parameters are redrawn.
         sizes: its sizes.
         conventions: how it is called, masks still unknown.
         neutrals: the ways to pass no mask that it accepted.
@@ -42,6 +43,7 @@ class MappingSearch:
         self, module: nn.Module, sizes: Sizes, conventions: Conventions, neutrals: Sequence[MaskForm | None]
     ) -> None:
         self.module, self.sizes, self.conventions, self.neutrals = module, sizes, conventions, neutrals
+        self.dtype = next((p.dtype for p in module.parameters()), torch.float64)
         self.generator = torch.Generator().manual_seed(0)
         self.groups = Groups.of(module, sizes)
         self.prints = False
@@ -51,15 +53,14 @@ class MappingSearch:
 
     def inputs(self, B: int, T_q: int, T_k: int) -> Inputs:
         """Query, key and value, as different as the class lets them be."""
-        x = [torch.randn(B, T, self.sizes.d_model, generator=self.generator, dtype=torch.float64)
-             for T in (T_q, T_k, T_k)]  # fmt: skip
+        x = [torch.randn(B, T, self.sizes.d_model, generator=self.generator, dtype=self.dtype) for T in (T_q, T_k, T_k)]
         roles = self.conventions.roles
         query = x[0]
         key = x[1] if "key" in roles else query
         return query, key, x[2] if "value" in roles else key
 
-    def run(self, inputs: Inputs, neutral: MaskForm | None) -> Tensor:
-        with user_code("calling it") as printed, torch.no_grad():
+    def run(self, inputs: Inputs, neutral: MaskForm | None, gradients: bool = False) -> Tensor:
+        with user_code("calling it") as printed, torch.set_grad_enabled(gradients):
             out = replace(self.conventions, neutral=neutral).call(self.module, self.sizes.num_heads, *inputs)
         self.prints = self.prints or bool(printed.getvalue())
         if not isinstance(out, Tensor):
@@ -69,7 +70,7 @@ class MappingSearch:
     def _read(self, name: str, cell: Cell) -> Tensor:
         """A canonical tensor, read once for each drawing."""
         if (name, cell) not in self.already_read:
-            tensors = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
+            tensors = {name: parameter.detach().double() for name, parameter in self.module.named_parameters()}
             self.already_read[name, cell] = cell.read(name, tensors, self.sizes)
         return self.already_read[name, cell]
 
@@ -81,7 +82,8 @@ class MappingSearch:
         # With one key, any weights stand for the query's and the key's.
         stand_in = {f"{role}.weight": hypothesis.cells["value.weight"] for role in ("query", "key")}
         weights = {name: self._read(name, cell) for name, cell in (stand_in | hypothesis.cells).items()}
-        return reproduces(hypothesis.formula, weights, inputs, out, hypothesis.norm)
+        query, key, value = (x.double() for x in inputs)
+        return reproduces(hypothesis.formula, weights, (query, key, value), out, hypothesis.norm)
 
     def search(self) -> Hypothesis:
         """Find the mapping; sets the conventions' neutral mask and causality.
@@ -97,6 +99,14 @@ class MappingSearch:
         found = self._scores(list(self._value_path()))
         self._redraw(biases=True)
         return self._biases(found)
+
+    def counterexample(self) -> tuple[str, str] | None:
+        """See :func:`~lockstep.verification.counterexample.counterexample`."""
+
+        def ask(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return self.run((query, key, value), self.neutrals[0])
+
+        return counterexample(ask, self.sizes.d_model, self.conventions.roles, self.dtype)
 
     # One key: out = W_o W_v value.
 
@@ -125,7 +135,7 @@ class MappingSearch:
         H, D = self.sizes.num_heads, self.sizes.d_model
         inputs = self.inputs(D + 4, 1, 1)
         out = self.run(inputs, self.neutrals[0])
-        solved = torch.linalg.lstsq(inputs[2][:, 0], out[:, 0]).solution.T  # (D, D)
+        solved = torch.linalg.lstsq(inputs[2][:, 0], out[:, 0]).solution.T.double()  # (D, D)
         for start in starts:
             if not all("h" in cell.axes for cell in start.cells.values()):
                 continue

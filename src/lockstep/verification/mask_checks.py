@@ -3,24 +3,36 @@
 from dataclasses import dataclass, field, replace
 from inspect import Parameter
 
-import torch
 from torch import Tensor
 
 from lockstep.verification.calling import CAUSAL_ARGUMENTS, mask_arguments
-from lockstep.verification.candidate import Candidate, Inputs, Situation
-from lockstep.verification.checks import FLOAT64, Check
+from lockstep.verification.candidate import Candidate
+from lockstep.verification.checks import LIMITS, Check
 from lockstep.verification.construction import signature
 from lockstep.verification.conventions import MASK_SHAPES, MEANINGS, MaskForm
+from lockstep.verification.drawing import Inputs
 from lockstep.verification.formula import FAULTS, Fault, Formula, evaluate, relative_difference
 from lockstep.verification.hypotheses import Hypothesis, reproduces
+from lockstep.verification.situations import PLAIN, Situation
 from lockstep.verification.user_code import CannotTell, UserCodeError
 
 
 @dataclass
 class MaskFindings:
-    """The forms accepted, the causal switch, what is wrong and by how much, what is worth saying, what is undecided."""
+    """What was found of masks.
+
+    Args:
+        forms: those that are right.
+        biases: real numbers in an additive mask are added to the scores.
+        causal_argument: the causal switch.
+        faults: what is wrong.
+        checks: by how much.
+        remarks: what is worth saying.
+        undecided: what is not known.
+    """
 
     forms: list[MaskForm] = field(default_factory=list)
+    biases: bool = False
     causal_argument: str | None = None
     faults: list[Fault] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
@@ -36,10 +48,10 @@ class _Answers:
         self.weights = found.weights(candidate.module, candidate.sizes)
 
     def ask(self, situation: Situation) -> tuple[Inputs, Tensor | None]:
-        inputs = self.candidate.draw(situation, seed=1)
         try:
-            with torch.no_grad():
-                return inputs, self.candidate.call(inputs, situation)
+            with self.candidate.context(situation) as dtype:
+                inputs = self.candidate.draw(situation, seed=1, dtype=dtype)
+                return inputs, self.candidate.call(inputs, situation).detach()
         except (UserCodeError, ValueError):
             return inputs, None
 
@@ -57,11 +69,17 @@ class _Answers:
                 formula, self.weights, inputs.query, inputs.key, inputs.value, inputs.visible, self.found.norm
             )
             figure = relative_difference(out[rows], expected[rows])
-        return Check(f"output, {form}, {'cross' if cross else 'self'}", figure, FLOAT64)
+        return Check(f"output, {form}, {'cross' if cross else 'self'}", figure, LIMITS["float64"])
 
-    def ignores(self, form: MaskForm) -> bool:
+    def reads(self, form: MaskForm) -> str:
+        """What the class makes of a mask that it answers wrongly: as for a fault, or "" where that is not known."""
         inputs, out = self.ask(_masked(form))
-        return out is not None and self.matches(replace(self.found.formula, mask="ignored"), inputs, out)
+        assert out is not None
+        turned = replace(inputs, masks=tuple(~mask for mask in inputs.masks))
+        for read, given in (("ignored", inputs), ("inverted", inputs), ("added", inputs), ("added", turned)):
+            if self.matches(replace(self.found.formula, mask=read), given, out):
+                return read
+        return ""
 
     def right(self, situation: Situation) -> bool | None:
         """Whether the answer is the formula's; None where the class refuses the question."""
@@ -98,9 +116,12 @@ def find_masks(
         verdicts = {form: answers.right(_masked(form)) for form in forms}
         accepted = [form for form, right in verdicts.items() if right]
         refused = all(right is None for right in verdicts.values())
+        for form in (form for form, right in verdicts.items() if right is None):
+            if answers.right(replace(_masked(form), mode="training", gradients="everything")):
+                sentence = f"it takes {form} in training, and raises in eval without gradients"
+                findings.faults.append(Fault("mask_refused_in_eval", sentence, (), "mask"))
         if accepted:
-            ignored = [form for form, right in verdicts.items() if right is False and answers.ignores(form)]
-            findings.remarks += [f"a mask is ignored where it is {form}" for form in ignored]
+            _judge_others(answers, accepted, [form for form, right in verdicts.items() if right is False], findings)
             _judge(answers, argument, accepted, cross, findings, stated=meaning is not None)
         elif refused and (meaning or shape or parameters[argument].default is Parameter.empty):
             raise CannotTell(
@@ -117,7 +138,36 @@ def find_masks(
 
 
 def _masked(form: MaskForm, cross: bool = False) -> Situation:
-    return Situation("mask", 5, 11, same=False, forms=(form,)) if cross else Situation("mask", 7, 7, forms=(form,))
+    plain = replace(PLAIN, forms=(form,), gradients="none")
+    return replace(plain, lengths=(5, 11), same="none") if cross else plain
+
+
+_INVERSE = {"zero_blocks": "one_blocks", "true_attends": "true_blocks"}
+_INVERSE |= {other: one for one, other in _INVERSE.items()}
+_NUMBERS = {"zero_blocks", "one_blocks"}
+
+
+def _judge_others(answers: _Answers, accepted: list[MaskForm], wrong: list[MaskForm], findings: MaskFindings) -> None:
+    """Forms that the class takes and answers wrongly, beside those that are right."""
+    meanings = {form.meaning for form in accepted}
+    # By their nature wrong: the inverse, and numbers that are added where others hide.
+    others = {_INVERSE.get(meaning, "") for meaning in meanings}
+    for one, other in ((_NUMBERS, {"additive"}), ({"additive"}, _NUMBERS)):
+        others |= other if one & meanings else set()
+    faulty: dict[str, list[MaskForm]] = {}
+    for form in wrong:
+        read = answers.reads(form) if form.meaning not in others else "inverted"
+        if read == "ignored" and form.meaning not in meanings:
+            findings.remarks.append(f"a mask is ignored where it is {form}")
+        elif read != "inverted" and not (read == "added" and "additive" in meanings):
+            faulty.setdefault(read, []).append(form)
+    for read, forms in faulty.items():
+        does = {"": "is answered wrongly", "added": "is added to the scores", "ignored": "is ignored"}[read]
+        fault = Fault(
+            f"mask_{read or 'unknown'}", f"it takes a mask that {does}: {'; '.join(map(str, forms))}", (), "mask"
+        )
+        findings.faults.append(fault)
+        findings.checks.append(answers.check(forms[0]))
 
 
 def _judge(
@@ -154,6 +204,11 @@ def _judge(
             _diagnose(answers, argument, wrong, findings, cross=True)
         accepted = [form for form, right in across.items() if right] or accepted
     findings.forms += _most_general(accepted)
+    additive = [form for form in accepted if form.meaning == "additive"]
+    if additive:
+        findings.biases = bool(answers.right(replace(_masked(additive[0]), hidden="finite biases")))
+    if additive and not findings.biases:
+        findings.remarks.append(f"{argument!r} does not add real numbers to the scores: 0 and -inf alone were verified")
 
 
 def _most_general(accepted: list[MaskForm]) -> list[MaskForm]:
@@ -198,7 +253,9 @@ def _causal_argument(answers: _Answers, cross: bool, findings: MaskFindings) -> 
         answers.candidate.conventions = replace(conventions, causal_argument=name)
         try:
             for T_q, T_k in [(7, 7), (5, 11)] if cross else [(7, 7)]:
-                inputs, out = answers.ask(Situation("causal", T_q, T_k, same=T_q == T_k, is_causal=True))
+                same = "all" if T_q == T_k else "none"
+                causal = Situation((T_q, T_k), same=same, is_causal=True, gradients="none")
+                inputs, out = answers.ask(causal)
                 if out is None:
                     return None
                 formula = answers.found.formula

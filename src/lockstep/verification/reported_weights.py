@@ -1,13 +1,16 @@
 """What is worth knowing about an equivalent class and is no reason for a verdict."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from lockstep.verification.candidate import SELF_ATTENTION, Candidate, Inputs, Situation
-from lockstep.verification.checks import Check, errors_in
+from lockstep.verification.candidate import Candidate
+from lockstep.verification.checks import Check
+from lockstep.verification.drawing import Inputs
 from lockstep.verification.formula import relative_difference
+from lockstep.verification.situations import PLAIN
 from lockstep.verification.user_code import UserCodeError
 
 
@@ -23,7 +26,6 @@ def reported(candidate: Candidate, initial: dict[str, Tensor]) -> Iterator[Check
     yield from _optimisers(candidate)
     state = [name for name, _ in candidate.module.named_buffers()]
     yield Check("stored state beside the parameters", ", ".join(state) or "none")
-    yield _bfloat16(candidate)
 
 
 def _empty_rows(candidate: Candidate) -> Check:
@@ -32,7 +34,7 @@ def _empty_rows(candidate: Candidate) -> Check:
     form = next((form for form in candidate.conventions.masks if "q" in form.shape), None)
     if form is None:
         return Check(what, "not asked: no mask has queries")
-    situation = Situation("a row of the mask is empty", 7, 7, forms=(form,))
+    situation = replace(PLAIN, forms=(form,), gradients="none")
     inputs = candidate.draw(situation)
     visible = inputs.masks[0].clone()
     visible[..., 3, :] = False
@@ -46,7 +48,7 @@ def _empty_rows(candidate: Candidate) -> Check:
     uniform = dict(weights)
     uniform["query.weight"] = torch.zeros_like(weights["query.weight"])
     uniform.pop("query.bias", None)
-    mean = candidate.expected(uniform, Inputs(inputs.query, inputs.key, inputs.value), SELF_ATTENTION)[0][:, 3]
+    mean = candidate.expected(uniform, Inputs(inputs.query, inputs.key, inputs.value), PLAIN)[0][:, 3]
     if row.isnan().any():
         return Check(what, "NaN")
     if torch.allclose(row, alone, rtol=0, atol=1e-9):
@@ -99,11 +101,3 @@ def _step(
         parameter.grad = gradients[name].contiguous().clone()
     optimiser.step()
     return {name: parameter.detach() for name, parameter in parameters.items()}
-
-
-def _bfloat16(candidate: Candidate) -> Check:
-    try:
-        figure, own = errors_in(torch.bfloat16, candidate, [SELF_ATTENTION])
-    except UserCodeError as error:
-        return Check("bfloat16 against float64", str(error))
-    return Check("bfloat16 against float64", figure, note=f"the reference itself: {own:.1e}")

@@ -1,0 +1,51 @@
+"""The same class at other sizes: with one head, with an odd head dimension, without biases."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from lockstep.verification.candidate import Candidate
+from lockstep.verification.construction import Sizes, set_dropout
+from lockstep.verification.foreign import resolve
+from lockstep.verification.situations import PLAIN
+from lockstep.verification.user_code import UserCodeError, user_code
+from lockstep.verification.weight_search import redraw
+
+OTHERS = {
+    "3 heads of 7": (Sizes(21, 3), True),
+    "2 heads of 32, no biases": (Sizes(64, 2), False),
+    "one head of 64": (Sizes(64, 1), True),
+}
+"""By name: sizes, and whether with biases, where the constructor leaves that open."""
+
+
+def at_other_sizes(
+    cls: type[nn.Module], arguments: Mapping[str, Any], candidate: Candidate
+) -> tuple[dict[str, Candidate], list[str]]:
+    """The class constructed at :data:`OTHERS`, by their names, and a remark on each size that it could not have."""
+    found: dict[str, Candidate] = {}
+    remarks = []
+    words = str(arguments)
+    if not any(f"'{word}'" in words for word in ("d_model", "num_heads", "head_dim")):
+        return {}, ["its sizes are its own: verified at these alone"]
+    for name, (sizes, bias) in OTHERS.items():
+        try:
+            with user_code(f"constructing it with {name}"):
+                module = cls(**resolve(arguments, sizes.values(bias=bias))).to("cpu", candidate.dtype).eval()
+            set_dropout(module, 0.0)
+            own = {parameter for parameter, _ in module.named_parameters()}
+            mapping = [layout for layout in candidate.mapping if set(layout.names(sizes.num_heads)) <= own]
+            other = Candidate(module, sizes, candidate.conventions, mapping)
+            redraw(module, sizes, torch.Generator().manual_seed(0), biases=True)
+            back = other.stored(other.canonical(dict(module.named_parameters())))
+            other.call(other.draw(PLAIN), PLAIN)
+        except (UserCodeError, RuntimeError, ValueError, KeyError) as error:
+            remarks.append(f"not verified with {name}: {error}")
+            continue
+        if set(back) != own:
+            remarks.append(f"not verified with {name}: its weights are others there")
+        else:
+            found[name] = other
+    return found, remarks

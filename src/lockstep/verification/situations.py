@@ -1,0 +1,267 @@
+"""The contexts in which a class is asked: axes that vary together, so that none is judged with all others held fixed.
+
+Shapes: B batch, T_q and T_k query and key length, D = d_model, H = num_heads, K = head_dim.
+"""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import combinations, product
+from typing import Any
+
+from lockstep.verification.conventions import Conventions, MaskForm
+
+LONG, LONGEST = 130, 520
+ACROSS = ("none", "key and value")
+"""What may be one tensor where the lengths differ."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One question to a class. The defaults are the plainest: self-attention in eval, in float64, without a mask.
+
+    Args:
+        lengths: T_q and T_k.
+        batch: B.
+        same: which of query, key and value are one tensor.
+        storage: how the inputs lie in memory: "contiguous", "transposed" (time first), "expanded" (one sample for all),
+            "sliced" (parts of one tensor) or "overlapping" (the query is the first part of the key).
+        values: of the inputs: "ordinary", "large" (six times that), "huge" (scores beyond 500), "zero rows" or
+            "equal keys".
+        forms: the forms of the masks that are given.
+        hidden: which keys the masks hide: see :data:`HIDDEN`.
+        is_causal: the class's own causal switch is on.
+        mode: "eval" or "training"; nothing is dropped.
+        gradients: of what: "everything", "weights", "inputs" or "the key"; or "none" (``no_grad``) and "inference".
+        precision: "full" (float64 where the class can), "float32", or "autocast" (float32 under bfloat16 autocast).
+        size: at which the class was constructed, by its name; empty where it is its own.
+        options: further arguments, on which the output must not depend.
+        omitted: optional inputs that are not given, though the class has them.
+    """
+
+    lengths: tuple[int, int] = (7, 7)
+    batch: int = 2
+    same: str = "all"
+    storage: str = "contiguous"
+    values: str = "ordinary"
+    forms: tuple[MaskForm, ...] = ()
+    hidden: str = "some keys"
+    is_causal: bool = False
+    mode: str = "eval"
+    gradients: str = "everything"
+    precision: str = "full"
+    size: str = ""
+    options: tuple[tuple[str, Any], ...] = ()
+    omitted: tuple[str, ...] = ()
+
+    @property
+    def refusable(self) -> bool:
+        """To refuse it is no wrong answer: masks that are fine alone but not together, an option, a long sequence."""
+        return len(self.forms) + self.is_causal > 1 or bool(self.options) or max(self.lengths) >= LONG
+
+    @property
+    def learns(self) -> bool:
+        """A backward pass belongs to it."""
+        return self.gradients not in ("none", "inference")
+
+    def __str__(self) -> str:
+        """What is not plain about it, the masks first."""
+        T_q, T_k = self.lengths
+        words = [*map(str, self.forms), *(["causal"] if self.is_causal else [])]
+        words += [f"hidden: {self.hidden}"] if self.hidden != PLAIN.hidden else []
+        words += [f"{name}={value}" for name, value in self.options]
+        words += [f"without {name}" for name in self.omitted]
+        if self.lengths != PLAIN.lengths:
+            words.append(f"T = {T_q}" if T_q == T_k else f"T_q = {T_q}, T_k = {T_k}")
+        words += [f"B = {self.batch}"] if self.batch != PLAIN.batch else []
+        words += [SAME[self.same]] if self.same != PLAIN.same else []
+        words += [f"{self.storage} inputs"] if self.storage != PLAIN.storage else []
+        words += [VALUES[self.values]] if self.values != PLAIN.values else []
+        words += [self.mode] if self.mode != PLAIN.mode else []
+        words += [GRADIENTS[self.gradients]] if self.gradients != PLAIN.gradients else []
+        words += [self.precision] if self.precision != PLAIN.precision else []
+        words += [self.size] if self.size else []
+        return ", ".join(words) or "plain self-attention"
+
+    def simpler(self) -> Iterator["Situation"]:
+        """The same with one thing plain again."""
+        for field in fields(self):
+            if getattr(self, field.name) != field.default:
+                plain: Any = {field.name: field.default}
+                yield replace(self, **plain)
+
+
+SAME = {
+    "all": "query, key and value one tensor",
+    "none": "three inputs",
+    "key and value": "key and value one tensor",
+    "query and key": "query and key one tensor",
+    "query and value": "query and value one tensor",
+}
+VALUES = {
+    "ordinary": "ordinary values",
+    "large": "large scores",
+    "huge": "scores beyond 500",
+    "zero rows": "rows of zeros",
+    "equal keys": "equal keys",
+}
+GRADIENTS = {
+    "everything": "gradients of everything",
+    "weights": "gradients of the weights alone",
+    "inputs": "gradients of the inputs alone",
+    "the key": "gradients of the key alone",
+    "none": "no_grad",
+    "inference": "inference_mode",
+}
+HIDDEN = ("some keys", "the first key", "leading keys", "trailing keys", "all but one key", "no key",
+          "one sample blind", "finite biases")  # fmt: skip
+"""Families of masks: "one sample blind" leaves the queries of one sample nothing to see, "finite biases" hides nothing
+and is added to the scores."""
+PLAIN = Situation()
+
+
+def possible(situation: Situation, conventions: Conventions) -> bool:
+    """Whether the question has an answer: its parts fit each other."""
+    s, (T_q, T_k) = situation, situation.lengths
+    causal = s.is_causal or conventions.causal
+    if (T_q != T_k and s.same not in ACROSS) or (T_q > T_k and (causal or s.storage == "overlapping")):
+        return False
+    if (s.storage == "overlapping" and s.same not in ACROSS) or (s.omitted and s.same != "all"):
+        return False
+    if not s.forms and s.hidden != PLAIN.hidden:
+        return False
+    if s.hidden == "finite biases" and (len(s.forms) > 1 or s.forms[0].meaning != "additive" or causal):
+        return False
+    if s.hidden == "one sample blind" and (s.batch == 1 or s.learns or not any("b" in f.shape for f in s.forms)):
+        return False
+    if s.storage == "expanded" and s.batch == 1:
+        return False
+    if max(T_q, T_k) >= LONG and (s.values != PLAIN.values or s.batch > 2 or s.precision == "autocast"):
+        return False
+    # Saturated, the rounding of bfloat16 decides which key wins.
+    return not (s.precision == "autocast" and s.values in ("large", "huge"))
+
+
+def axes(
+    conventions: Conventions, *, unequal: bool, biases: bool, options: Mapping[str, Any], optional: Sequence[str],
+    sizes: Sequence[str],
+) -> dict[str, list[Any]]:  # fmt: skip
+    """What a class so called can be asked: the values of each field of :class:`Situation`, the plainest first.
+
+    Args:
+        conventions: with the masks it accepts.
+        unequal: it works with T_q other than T_k, where it has inputs for it.
+        biases: finite values in its additive masks are added to the scores.
+        options: arguments that ask for attention weights as well.
+        optional: inputs that need not be given.
+        sizes: the names of those at which it was constructed.
+    """
+    roles = conventions.roles
+    same = ["all"]
+    if "key" in roles:
+        same += ["key and value", *(("none", "query and key", "query and value") if "value" in roles else ())]
+    lengths = [(7, 7), (2, 2), (3, 3), (6, 6), (1, 1), (LONG, LONG)]
+    if "key" in roles and unequal:
+        lengths += [(7, 11), (1, 5), (2, 4), (11, 7), (3, 1)]
+    masks: list[tuple[MaskForm, ...]] = [(), *((form,) for form in conventions.masks)]
+    masks += _together(conventions)
+    return {
+        "forms": masks,
+        "lengths": lengths,
+        "hidden": [h for h in HIDDEN if conventions.masks and (biases or h != "finite biases")] or [PLAIN.hidden],
+        "same": same,
+        "gradients": list(GRADIENTS),
+        "batch": [2, 1, 3, 5],
+        "storage": ["contiguous", "transposed", "expanded", "sliced", *(["overlapping"] if "key" in roles else [])],
+        "values": list(VALUES),
+        "precision": ["full", "float32", "autocast"],
+        "is_causal": [False, *([True] if conventions.causal_argument else [])],
+        "mode": ["eval", "training"],
+        "options": [(), *(((name, value),) for name, value in options.items())],
+        "omitted": [(), *((name,) for name in optional)],
+        "size": list(sizes),
+    }
+
+
+def _together(conventions: Conventions) -> list[tuple[MaskForm, ...]]:
+    """Every mask argument at once, in each of its meanings."""
+    first: dict[str, dict[str, MaskForm]] = {}
+    for form in conventions.masks:
+        first.setdefault(form.argument, {}).setdefault(form.meaning, form)
+    return list(product(*(by_meaning.values() for by_meaning in first.values()))) if len(first) > 1 else []
+
+
+def plain_situations(values: Mapping[str, list[Any]], conventions: Conventions) -> list[Situation]:
+    """One thing at a time: what most faults show in, asked first."""
+    one = [replace(PLAIN, **{name: value}) for name, of in values.items() for value in of if value != of[0]]
+    one += [replace(PLAIN, forms=forms, same=s, lengths=(5, 11)) for forms in values["forms"][1:] for s in ACROSS]
+    one += [replace(PLAIN, is_causal=True, same="none", lengths=(5, 11))] if True in values["is_causal"] else []
+    one += [
+        replace(PLAIN, same=same, lengths=of) for of in values["lengths"] for same in values["same"] if of[0] != of[1]
+    ]
+    known = [
+        s for s in one if s.same in values["same"] and (s.lengths[0] == s.lengths[1] or (7, 11) in values["lengths"])
+    ]
+    return [PLAIN, *dict.fromkeys(s for s in known if possible(s, conventions))]
+
+
+def covering(values: Mapping[str, list[Any]], conventions: Conventions, seed: int = 0) -> list[Situation]:
+    """Situations in which every two values of two fields meet, where they can: a pairwise covering array, seeded.
+
+    Greedy: each situation starts from a pair that has not met yet, and takes for the other fields, in drawn orders,
+    what makes most new pairs meet.
+    """
+    draw = random.Random(seed)
+    names = [name for name, of in values.items() if len(of) > 1]
+    open_pairs = {
+        frozenset(pair)
+        for one, other in combinations(names, 2)
+        for pair in product(
+            ((one, i) for i in range(len(values[one]))), ((other, j) for j in range(len(values[other])))
+        )
+    }
+    found: list[Situation] = []
+    while open_pairs:
+        start = min(open_pairs, key=lambda pair: sorted(pair))
+        best: dict[str, int] | None = None
+        gain = -1
+        for _ in range(6):
+            chosen = _completed(dict(start), names, values, conventions, open_pairs, draw)
+            met = len(open_pairs & _pairs(chosen)) if chosen is not None else -1
+            if met > gain:
+                best, gain = chosen, met
+        open_pairs.discard(start)  # met now, or impossible
+        if best is not None:
+            open_pairs -= _pairs(best)
+            found.append(_situation(best, values))
+    return [*sorted(found, key=lambda s: max(s.lengths) >= LONG), replace(PLAIN, lengths=(LONGEST, LONGEST), batch=1)]
+
+
+def _completed(
+    chosen: dict[str, int],
+    names: Sequence[str],
+    values: Mapping[str, list[Any]],
+    conventions: Conventions,
+    open_pairs: set[frozenset[tuple[str, int]]],
+    draw: random.Random,
+) -> dict[str, int] | None:
+    """Values for the fields still open; None where they do not fit each other."""
+    rest = [name for name in names if name not in chosen]
+    draw.shuffle(rest)
+    for name in rest:
+        order = list(range(len(values[name])))
+        draw.shuffle(order)
+        # Where nothing fits yet, another field (a mask, a second input) comes later.
+        fitting = [i for i in order if possible(_situation(chosen | {name: i}, values), conventions)] or order
+        chosen[name] = max(
+            fitting, key=lambda i: sum(frozenset(((name, i), other)) in open_pairs for other in chosen.items())
+        )
+    return chosen if possible(_situation(chosen, values), conventions) else None
+
+
+def _situation(chosen: Mapping[str, int], values: Mapping[str, list[Any]]) -> Situation:
+    return Situation(**{name: of[chosen.get(name, 0)] for name, of in values.items()})
+
+
+def _pairs(chosen: Mapping[str, int]) -> set[frozenset[tuple[str, int]]]:
+    return {frozenset(pair) for pair in combinations(chosen.items(), 2)}
