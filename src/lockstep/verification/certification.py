@@ -187,7 +187,7 @@ def _rounds(candidate: Candidate, s: Situation) -> bool:
     """Whether a small change of the inputs draws the differences anew, as it does rounding; but for a rounded scale."""
     causal = "lower_right" if candidate.conventions.causal or s.is_causal else "none"
     with candidate.context(replace(s, gradients="none")):
-        given = candidate.draw(s)
+        given = candidate.draw(replace(s, gradients="none"))
         nudged = {id(x): x * 1.001 for x in (given.query, given.key, given.value)}
         query, key, value = (nudged[id(x)] for x in (given.query, given.key, given.value))
         near = Inputs(query, key, value, given.masks)
@@ -200,6 +200,6 @@ def _rounds(candidate: Candidate, s: Situation) -> bool:
                 expected, rows = evaluate(formula, weights, x.query, x.key, x.value, x.visible)
                 errors.append((out - expected)[rows].flatten())
             likeness = torch.cosine_similarity(errors[0], errors[1], dim=0, eps=1e-30)
-            if float(likeness) < 0.5 or relative_difference(out[rows], expected[rows]) < 1e-10:
+            if likeness.item() < 0.5 or relative_difference(out[rows], expected[rows]) < 1e-10:
                 return True
     return False

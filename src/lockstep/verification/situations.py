@@ -205,6 +205,10 @@ def plain_situations(values: Mapping[str, list[Any]], conventions: Conventions) 
     return [PLAIN, *dict.fromkeys(s for s in known if possible(s, conventions))]
 
 
+_BOUND = ("forms", "same", "lengths", "gradients", "batch")
+"""Fields on whose values it depends which others fit: they are drawn first."""
+
+
 def covering(values: Mapping[str, list[Any]], conventions: Conventions, seed: int = 0) -> list[Situation]:
     """Situations in which every two values of two fields meet, where they can: a pairwise covering array, seeded.
 
@@ -223,13 +227,8 @@ def covering(values: Mapping[str, list[Any]], conventions: Conventions, seed: in
     found: list[Situation] = []
     while open_pairs:
         start = min(open_pairs, key=lambda pair: sorted(pair))
-        best: dict[str, int] | None = None
-        gain = -1
-        for _ in range(6):
-            chosen = _completed(dict(start), names, values, conventions, open_pairs, draw)
-            met = len(open_pairs & _pairs(chosen)) if chosen is not None else -1
-            if met > gain:
-                best, gain = chosen, met
+        tried = [_completed(dict(start), names, values, conventions, open_pairs, draw) for _ in range(6)]
+        best = max(filter(None, tried), key=lambda chosen: len(open_pairs & _pairs(chosen)), default=None)
         open_pairs.discard(start)  # met now, or impossible
         if best is not None:
             open_pairs -= _pairs(best)
@@ -245,18 +244,23 @@ def _completed(
     open_pairs: set[frozenset[tuple[str, int]]],
     draw: random.Random,
 ) -> dict[str, int] | None:
-    """Values for the fields still open; None where they do not fit each other."""
-    rest = [name for name in names if name not in chosen]
+    """Values for the fields still open; None where none are found that fit each other."""
+    for _ in range(100):
+        bound = {name: draw.randrange(len(values[name])) for name in names if name in _BOUND} | chosen
+        if possible(_situation(bound, values), conventions):
+            break
+    else:
+        return None
+    rest = [name for name in names if name not in bound]
     draw.shuffle(rest)
     for name in rest:
         order = list(range(len(values[name])))
         draw.shuffle(order)
-        # Where nothing fits yet, another field (a mask, a second input) comes later.
-        fitting = [i for i in order if possible(_situation(chosen | {name: i}, values), conventions)] or order
-        chosen[name] = max(
-            fitting, key=lambda i: sum(frozenset(((name, i), other)) in open_pairs for other in chosen.items())
+        fitting = [i for i in order if possible(_situation(bound | {name: i}, values), conventions)]
+        bound[name] = max(
+            fitting, key=lambda i: sum(frozenset(((name, i), other)) in open_pairs for other in bound.items())
         )
-    return chosen if possible(_situation(chosen, values), conventions) else None
+    return bound
 
 
 def _situation(chosen: Mapping[str, int], values: Mapping[str, list[Any]]) -> Situation:

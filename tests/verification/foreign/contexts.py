@@ -104,7 +104,10 @@ class ParameterHook(Right):
 
 class PostAccumulateHook(Right):
     def build(self):
-        self.v_proj.weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(1.5))
+        def grow(parameter):
+            parameter.grad.mul_(1.5)
+
+        self.v_proj.weight.register_post_accumulate_grad_hook(grow)
 
 
 class ModuleBackwardHook(Right):
@@ -115,9 +118,6 @@ class ModuleBackwardHook(Right):
 
 
 class WeightGradientWithoutInputs(Right):
-    def merge(self, x):
-        return super().merge(x)
-
     def inputs(self, query, key, value):
         self.grown = not value.requires_grad and torch.is_grad_enabled()
         return query, key, value
@@ -207,7 +207,7 @@ class NormInInferenceMode(Right):
         return super().merge(x / 2 if torch.is_inference_mode_enabled() else x)
 
 
-class Autocast(Right):
+class UnderAutocast(Right):
     def scale(self, q, k):
         return super().scale(q, k) * (2 if torch.is_autocast_enabled("cpu") else 1)
 
@@ -337,3 +337,53 @@ class Training(scaled(lambda self, q, k, v: self.training)):
 
 class NoGrad(scaled(lambda self, q, k, v: not torch.is_grad_enabled())):
     pass
+
+
+class Float32Softmax(Right):
+    """Right to the precision of its softmax."""
+
+    def weights(self, scores):
+        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
+        return F.dropout(weights, self.p, self.training)
+
+
+class Float32Scale(Right):
+    """Right to the precision of its scale."""
+
+    def scale(self, q, k):
+        return torch.tensor(q.size(-1), dtype=torch.float32).sqrt().item()
+
+
+class RefusesDouble(Right):
+    """Right, in single precision."""
+
+    def inputs(self, query, key, value):
+        if query.dtype == torch.float64:
+            raise TypeError("no doubles")
+        return query, key, value
+
+
+class OptionalContext(Right):
+    """Right, with a context and without."""
+
+    def forward(self, x, context=None):
+        return super().forward(x, x if context is None else context, x if context is None else context)
+
+
+class Optional(Right):
+    """Wrong where an argument is given of which nobody knows what it is."""
+
+    def forward(self, query, key, value, mask=None, past=None):
+        out = super().forward(query, key, value, mask)
+        return out if past is None else out * past
+
+
+class OwnDropout(Right):
+    def weights(self, scores):
+        kept = (torch.rand_like(scores) >= self.p) / (1 - self.p) if self.training else 1
+        return scores.softmax(-1) * kept
+
+
+class OutputDropoutToo(Right):
+    def merge(self, x):
+        return F.dropout(super().merge(x), self.p, self.training)

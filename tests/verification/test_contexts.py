@@ -1,0 +1,116 @@
+"""A class that is right in plain use and wrong in one context is found there, and its right neighbours are not."""
+
+import re
+
+import pytest
+from certificates import FOREIGN
+
+import lockstep
+from lockstep.verification.certificate import Certificate
+
+
+def verify(name: str, *, thorough: bool = True) -> Certificate:
+    return lockstep.verify(f"{FOREIGN}/contexts.py:{name}", thorough=thorough)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("KeyDetachedInTraining", "gradients, training"),
+        ("BackwardRaisesInTraining", "training .*no backward"),
+        ("ParameterHook", "gradients, .*value.weight"),
+        ("PostAccumulateHook", "gradients, .*value.weight"),
+        ("ModuleBackwardHook", "gradients"),
+        ("WeightGradientWithoutInputs", "gradients of the weights alone"),
+        ("BufferOverwritten", "inference_mode|no_grad"),
+        ("FirstKeyShown", "hidden: (the first key|leading keys)"),
+        ("LeadingKeysShown", "hidden: (the first key|leading keys)"),
+        ("DroppedWhereOneSampleIsBlind", "hidden: one sample blind"),
+        ("AdditiveDoubled", "it writes into mask"),
+        ("AdditiveDoubledInTraining", "finite biases, training"),
+        ("BooleanRefusedInEval", "no booleans"),
+        ("BooleanWrong", "true_attends"),
+        ("SecondBranch", "without context"),
+        ("NormInInferenceMode", "inference_mode"),
+        ("UnderAutocast", "under autocast"),
+        ("OneHead", "one head of 64"),
+        ("OddHead", "3 heads of 7"),
+        ("WideHead", "2 heads of 32"),
+        ("WithoutBias", "no biases"),
+        ("Clamped", "scores beyond 500"),
+        ("EqualScores", "equal keys"),
+        ("DropsTwice", "twice over"),
+        ("DropsScores", "another mean or variance"),
+        ("DropsOutput", "falls on the output"),
+        ("DropsUnscaled", "not divided by 1 - p"),
+        ("DropsAllHeads", "the same keys in every head"),
+        ("MoreSamples", "how many samples"),
+        ("OneSample", "B = 1"),
+        ("SamplesAsPositions", "T = 2"),
+        ("SamplesBeyondPositions", "how many samples"),
+        ("EvenLength", "T = "),
+        ("TwoPositions", "T = 2"),
+        ("Beyond512", "T = 520"),
+        ("QueryIsKey", "query and key one tensor"),
+        ("QueryIsValue", "query and value one tensor"),
+        ("SharedStorage", "overlapping inputs"),
+        ("Transposed", "transposed inputs"),
+        ("Expanded", "expanded inputs"),
+        ("ZeroRows", "rows of zeros"),
+        ("Single", "in float32"),
+        ("Training", "output, training"),
+        ("NoGrad", "no_grad"),
+    ],
+)
+def test_it_is_found_where_it_is_wrong(name: str, says: str) -> None:
+    certificate = verify(name)
+    assert certificate.verdict == "different", certificate.table()
+    assert re.search(says, certificate.findings[0].sentence), certificate.table()
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "dropout"),
+    [
+        ("Float32Softmax", "float32 inside", "attention weights are dropped, each for itself"),
+        ("RefusesDouble", "float32 only", "attention weights are dropped, each for itself"),
+        ("OptionalContext", "float64", "attention weights are dropped, each for itself"),
+        ("OwnDropout", "float64", "attention weights are dropped, each for itself"),
+        ("OutputDropoutToo", "float64", "attention weights and then outputs are dropped"),
+    ],
+)
+@pytest.mark.usefixtures("few_mutants")
+def test_its_right_neighbour_is_certified(name: str, precision: str, dropout: str) -> None:
+    certificate = verify(name, thorough=False)
+    assert certificate.verdict == "equivalent", certificate.table()
+    assert certificate.precision == precision
+    assert certificate.reach["dropout in training"].startswith(dropout)
+
+
+@pytest.mark.slow
+def test_a_scale_in_single_precision_is_rounding() -> None:
+    """Its error is the same whatever the inputs are, unlike that of a softmax in single precision."""
+    certificate = verify("Float32Scale")
+    assert certificate.verdict == "equivalent", certificate.table()
+    assert certificate.precision == "float32 inside"
+
+
+@pytest.mark.slow
+def test_the_certificate_states_its_reach() -> None:
+    certificate = verify("Right")
+    assert certificate.verdict == "equivalent", certificate.table()
+    reach = certificate.as_dict()["reach"]
+    assert reach["sizes"] == "5 heads of 16; 3 heads of 7; 2 heads of 32, no biases; one head of 64"
+    assert "520" in reach["lengths"]
+    assert reach["batches"] == "B of 1, 2, 3, 5"
+    assert "autocast" in reach["precision"]
+    assert "one sample blind" in reach["masks"]
+    assert all(f"    {axis}" in certificate.table() for axis in reach)
+    assert sum(outcome.startswith("caught") for outcome in certificate.mutants.values()) > 55
+    assert not any(outcome == "NOT CAUGHT" for outcome in certificate.mutants.values())
+
+
+@pytest.mark.usefixtures("few_mutants")
+def test_an_argument_that_nobody_knows_is_listed() -> None:
+    certificate = verify("Optional", thorough=False)
+    assert certificate.reach["arguments left as they are"] == "past"
