@@ -1,5 +1,6 @@
 """Fourth stage: which masks the class takes, in which form, and whether they do what a mask should."""
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from inspect import Parameter
 
@@ -10,7 +11,7 @@ from lockstep.verification.candidate import Candidate
 from lockstep.verification.checks import LIMITS, Check
 from lockstep.verification.construction import signature
 from lockstep.verification.conventions import MASK_SHAPES, MEANINGS, MaskForm
-from lockstep.verification.drawing import Inputs
+from lockstep.verification.drawing import Inputs, draw
 from lockstep.verification.formula import FAULTS, Fault, Formula, evaluate, relative_difference
 from lockstep.verification.hypotheses import Hypothesis, reproduces
 from lockstep.verification.situations import PLAIN, Situation
@@ -48,12 +49,13 @@ class _Answers:
         self.weights = found.weights(candidate.module, candidate.sizes)
 
     def ask(self, situation: Situation) -> tuple[Inputs, Tensor | None]:
-        try:
-            with self.candidate.context(situation) as dtype:
-                inputs = self.candidate.draw(situation, seed=1, dtype=dtype)
-                return inputs, self.candidate.call(inputs, situation).detach()
-        except (UserCodeError, ValueError):
-            return inputs, None
+        """The inputs, in float64, and the answer; None where the class refuses the question."""
+        candidate, out = self.candidate, None
+        with candidate.context(situation) as dtype:
+            given = draw(situation, candidate.conventions.roles, candidate.sizes, seed=1, dtype=dtype)
+            with contextlib.suppress(UserCodeError, ValueError):
+                out = candidate.call(given(dtype), situation).detach()
+            return given(torch.float64), out
 
     def matches(self, formula: Formula, inputs: Inputs, out: Tensor) -> bool:
         given = (inputs.query, inputs.key, inputs.value)
