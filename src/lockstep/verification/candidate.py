@@ -3,6 +3,7 @@
 Shapes: B batch, T_q and T_k query and key length, D = d_model, H = num_heads.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.attention.layout import Layout
-from lockstep.verification.construction import Sizes, WithoutDropout
+from lockstep.verification.construction import Sizes, WithoutDropout, signature
 from lockstep.verification.conventions import Conventions
 from lockstep.verification.drawing import Inputs, draw
 from lockstep.verification.formula import Formula, evaluate
@@ -33,6 +34,10 @@ class Candidate:
     def __init__(self, module: nn.Module, sizes: Sizes, conventions: Conventions, mapping: Sequence[Layout]) -> None:
         self.module, self.sizes, self.conventions, self.mapping = module, sizes, conventions, mapping
         self.dtype = next(module.parameters()).dtype
+        parameters = (
+            signature(type(module), "forward").values() if type(module).forward is not nn.Module.forward else ()
+        )
+        self._positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self.written: set[str] = set()
 
     def call(self, inputs: Inputs, situation: Situation) -> Tensor:
@@ -51,8 +56,10 @@ class Candidate:
         tensors |= dict(self.module.named_parameters())
         # Whatever is written into a tensor counts its version up; an inference tensor has none.
         versions = {name: x._version for name, x in tensors.items() if not x.is_inference()}
+        # As most people call it: hooks see what is given by position alone.
+        given = [arguments.pop(name) for name in itertools.takewhile(arguments.__contains__, self._positional)]
         with user_code("calling it"):
-            out = self.conventions.output_of(self.module(**arguments))
+            out = self.conventions.output_of(self.module(*given, **arguments))
         if not isinstance(out, Tensor) or out.shape != inputs.query.shape:
             got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
             raise UserCodeError(f"calling it gave {got} for {tuple(inputs.query.shape)}")
@@ -63,13 +70,15 @@ class Candidate:
     def context(self, situation: Situation) -> Iterator[torch.dtype]:
         """Mode, gradients and precision as the situation says, and nothing dropped; gives the dtype of the inputs."""
         module, required = self.module, [p.requires_grad for p in self.module.parameters()]
-        dtype = self.dtype if situation.precision == "full" else torch.float32
+        named = {"full": self.dtype, "bfloat16": torch.bfloat16, "float16": torch.float16}
+        dtype = named.get(situation.precision, torch.float32)
         before = [parameter.data for parameter in module.parameters()]
         buffers = [(part, dict(part._buffers)) for part in module.modules()]
         self.written.clear()
         try:
             module.train(situation.mode == "training")
-            module.requires_grad_(situation.gradients in ("everything", "weights"))
+            module.training = situation.mode != "eval"
+            module.requires_grad_(situation.gradients != "inputs")
             if dtype != self.dtype:
                 module.to(dtype)
             with ExitStack() as stack:

@@ -124,6 +124,7 @@ def _reach(candidates: Mapping[str, Candidate], asked: Sequence[Situation]) -> d
         "inputs": ", ".join([*(SAME[same] for same in tried["same"]), *tried["storage"]]),
         "values": ", ".join(VALUES[values] for values in tried["values"]),
         "modes": ", ".join([*tried["mode"], *(GRADIENTS[gradients] for gradients in tried["gradients"])]),
+        "gradients from above": ", ".join(tried["upstream"]),
         "precision": f"{', '.join(p.replace('full', full) for p in tried['precision'])}, on the CPU",
         "masks": ", ".join(tried["hidden"]) if any(tried["forms"]) else "none",
     }

@@ -12,15 +12,15 @@ from torch import Tensor
 from lockstep.verification.candidate import Candidate
 from lockstep.verification.drawing import Given, Inputs, draw
 from lockstep.verification.formula import relative_difference
-from lockstep.verification.situations import Situation, possible
+from lockstep.verification.situations import NARROW, Situation, possible
 from lockstep.verification.user_code import CannotTell, UserCodeError, user_code
 
-LIMITS = {"float64": 1e-10, "float32": 5e-5, "autocast": 5e-2}
+LIMITS = {"float64": 1e-10, "float32": 5e-5, "float16": 2e-2, "autocast": 5e-2, "bfloat16": 5e-2}
 """On the largest difference, relative to the largest value of the reference; below float64, four times the
 reference's own rounding where that is more."""
 _LOOSER = {"large": 10, "huge": 100}
 """Times that, where the scores, and with them their rounding, are so much larger."""
-_FLOORS = {"float64": 1e-3, "float32": 0.1, "autocast": 0.5}
+_FLOORS = {"float64": 1e-3, "float32": 0.1, "float16": 0.5, "autocast": 0.5, "bfloat16": 0.5}
 """Of the largest gradient: the least that another is relative to, since the key bias's is zero but for rounding."""
 
 
@@ -55,10 +55,10 @@ class Check:
 
 @dataclass(frozen=True)
 class _Answer:
-    """The outputs (B, T_q, D) of two calls, which of the first's rows are judged, and the gradients of the first."""
+    """The outputs (B, T_q, D) of two calls, which of their rows are judged, and the gradients of both added up."""
 
-    outputs: tuple[Tensor, Tensor]
-    rows: tuple[Tensor, Tensor]
+    outputs: list[Tensor]
+    rows: list[Tensor]
     gradients: dict[str, Tensor]
 
 
@@ -93,7 +93,7 @@ def smallest_failure(candidates: Mapping[str, Candidate], failed: Situation) -> 
 
 
 def _situation_checks(candidate: Candidate, s: Situation, known: Judged) -> list[Check]:
-    """Two calls, so that nothing may be carried from one to the next, and the backward pass of the first."""
+    """Two calls, so that nothing may be carried from one to the next, and then their backward passes."""
     with candidate.context(s) as dtype:
         given = [draw(s, candidate.conventions.roles, candidate.sizes, seed, dtype) for seed in (0, 1)]
         weights = candidate.weights()
@@ -109,7 +109,7 @@ def _situation_checks(candidate: Candidate, s: Situation, known: Judged) -> list
             return [Check(f"output, {s}", str(error), 0.0, situation=s)]
     suffix = "" if precision == "float64" else f" {'under' if precision == 'autocast' else 'in'} {precision}"
     # What spoils a class is less than the rounding of bfloat16, or of large scores.
-    rounding = precision != "autocast" and s.values not in _LOOSER
+    rounding = s.precision not in NARROW and s.values not in _LOOSER
     checks = []
     for kind, figures, nulls in zip(("output", "gradients"), _differences(found, exact, precision), own, strict=True):
         if figures:
@@ -129,44 +129,53 @@ def _situation_checks(candidate: Candidate, s: Situation, known: Judged) -> list
 def _reference(
     candidate: Candidate, s: Situation, weights: Mapping[str, Tensor], given: Sequence[Given], dtype: torch.dtype
 ) -> _Answer:
-    learns = s.gradients in ("everything", "weights")
+    learns = s.learns and s.gradients != "inputs"
     own = {name: tensor.detach().to(dtype, copy=True).requires_grad_(learns) for name, tensor in weights.items()}
-    first, second = (draw(dtype) for draw in given)
-    (out, rows), (other, other_rows) = (candidate.expected(own, inputs, s) for inputs in (first, second))
-    gradients = {}
+    inputs = [draw(dtype) for draw in given]
+    answers = [candidate.expected(own, x, s) for x in inputs]
     if s.learns:
-        _backward(out, rows)
-        gradients = {name: _gradient(x) for name, x in {**_numbered(first), **(own if learns else {})}.items()}
-    return _Answer((out.detach(), other.detach()), (rows, other_rows), gradients)
+        for out, rows in answers:
+            _backward(out, rows, s)
+    leaves = _numbered(inputs) | (own if learns else {})
+    gradients = {name: _gradient(x) for name, x in leaves.items()} if s.learns else {}
+    return _Answer([out.detach() for out, _ in answers], [rows for _, rows in answers], gradients)
 
 
 def _answer(candidate: Candidate, s: Situation, given: Sequence[Given], dtype: torch.dtype, exact: _Answer) -> _Answer:
-    first, second = (draw(dtype) for draw in given)
-    out, other = (candidate.call(inputs, s) for inputs in (first, second))
+    inputs = [draw(dtype) for draw in given]
+    outputs = [candidate.call(x, s) for x in inputs]
     gradients = {}
     # Where a row that nobody judges is NaN, so is every gradient.
-    if s.learns and (exact.rows[0].all() or out.isfinite().all()):
+    if s.learns and all(rows.all() or out.isfinite().all() for out, rows in zip(outputs, exact.rows, strict=True)):
         try:
             with user_code("the backward pass"):
-                _backward(out, exact.rows[0])
+                for out, rows in zip(outputs, exact.rows, strict=True):
+                    _backward(out, rows, s)
         except UserCodeError as error:
             if "not implemented" in str(error):
                 raise CannotTell(f"this machine lacks it: {error}") from error
             raise
-        gradients = {name: _gradient(x) for name, x in _numbered(first).items()}
-        if s.gradients in ("everything", "weights"):
+        gradients = {name: _gradient(x) for name, x in _numbered(inputs).items()}
+        if s.gradients != "inputs":
             gradients |= candidate.canonical({n: _gradient(p) for n, p in candidate.module.named_parameters()})
-    return _Answer((out.detach(), other.detach()), exact.rows, gradients)
+    return _Answer([out.detach() for out in outputs], exact.rows, gradients)
 
 
-def _backward(out: Tensor, rows: Tensor) -> None:
-    """Of a random projection of the judged rows (B, T_q) of an output (B, T_q, D)."""
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    (out.double() * direction * rows[..., None]).sum().backward()  # type: ignore[no-untyped-call]
+def _backward(out: Tensor, rows: Tensor, s: Situation) -> None:
+    """Of the judged rows (B, T_q) of an output (B, T_q, D), from a gradient that every precision can hold."""
+    generator = torch.Generator().manual_seed(2)
+    if s.upstream == "sum" and rows.all():
+        direction = torch.ones((), dtype=out.dtype).expand_as(out)
+    else:
+        direction = torch.randn(out.shape, generator=generator).bfloat16().to(out.dtype) * rows[..., None]
+    if s.upstream == "transposed":
+        direction = direction.transpose(0, 1).contiguous().transpose(0, 1)
+    out.backward(direction * 1024 if s.upstream == "large" else direction)  # type: ignore[no-untyped-call]
 
 
-def _numbered(inputs: Inputs) -> dict[str, Tensor]:
-    return {f"input {index}": leaf for index, leaf in enumerate(inputs.leaves)}
+def _numbered(inputs: Sequence[Inputs]) -> dict[str, Tensor]:
+    leaves = [(call, leaf) for call, x in enumerate(inputs, 1) for leaf in x.leaves]
+    return {f"input {index} of call {call}": leaf for index, (call, leaf) in enumerate(leaves)}
 
 
 def _gradient(x: Tensor) -> Tensor:

@@ -68,6 +68,7 @@ def draw(
     if s.values == "equal keys":
         numbers[owner["key"]] = numbers[owner["key"]][:, :1].expand_as(numbers[owner["key"]])
     wanted = {"everything": set(owner.values()), "inputs": set(owner.values()), "the key": {owner["key"]}}
+    wanted["the query"] = {owner["query"]}
     masks = _masks(s, sizes, generator)
 
     def given(precision: torch.dtype) -> Inputs:
@@ -77,7 +78,8 @@ def draw(
             if s.storage == "overlapping" and role == "query":
                 views[role] = views["key"][:, : s.lengths[0]]
                 continue
-            leaf, view = _stored(numbers[role].to(dtype).to(precision), s.storage, role in wanted.get(s.gradients, ()))
+            asked = s.gradients if s.storage != "overlapping" else s.gradients.replace("the query", "the key")
+            leaf, view = _stored(numbers[role].to(dtype).to(precision), s.storage, role in wanted.get(asked, ()))
             views[role] = view
             leaves += [leaf] if leaf.requires_grad else []
         query, key, value = (views[owner[role]] for role in numbers)

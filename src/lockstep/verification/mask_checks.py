@@ -4,6 +4,7 @@ import contextlib
 from dataclasses import dataclass, field, replace
 from inspect import Parameter
 
+import torch
 from torch import Tensor
 
 from lockstep.verification.calling import CAUSAL_ARGUMENTS, mask_arguments

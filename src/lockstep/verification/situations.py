@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.verification.conventions import Conventions, MaskForm
 
-LONG, LONGEST = 130, 520
+LONG, LONGEST = 128, 577
 ACROSS = ("none", "key and value")
 """What may be one tensor where the lengths differ."""
 
@@ -31,9 +31,11 @@ class Situation:
         forms: the forms of the masks that are given.
         hidden: which keys the masks hide: see :data:`HIDDEN`.
         is_causal: the class's own causal switch is on.
-        mode: "eval" or "training"; nothing is dropped.
-        gradients: of what: "everything", "weights", "inputs" or "the key"; or "none" (``no_grad``) and "inference".
-        precision: "full" (float64 where the class can), "float32", or "autocast" (float32 under bfloat16 autocast).
+        mode: "eval", "training", or "mixed" (training, and what it is made of in eval); nothing is dropped.
+        gradients: of what, see :data:`GRADIENTS`; or "none" (``no_grad``) and "inference".
+        upstream: the gradient that the output is given, see :data:`UPSTREAM`.
+        precision: "full" (float64 where the class can), "float32", "bfloat16", "float16", or "autocast" (float32 under
+            bfloat16 autocast).
         size: at which the class was constructed, by its name; empty where it is its own.
         options: further arguments, on which the output must not depend.
         omitted: optional inputs that are not given, though the class has them.
@@ -49,6 +51,7 @@ class Situation:
     is_causal: bool = False
     mode: str = "eval"
     gradients: str = "everything"
+    upstream: str = "random"
     precision: str = "full"
     size: str = ""
     options: tuple[tuple[str, Any], ...] = ()
@@ -57,7 +60,8 @@ class Situation:
     @property
     def refusable(self) -> bool:
         """To refuse it is no wrong answer: masks that are fine alone but not together, an option, a long sequence."""
-        return len(self.forms) + self.is_causal > 1 or bool(self.options) or max(self.lengths) >= LONG
+        narrow = self.precision in NARROW
+        return len(self.forms) + self.is_causal > 1 or bool(self.options) or max(self.lengths) >= LONG or narrow
 
     @property
     def learns(self) -> bool:
@@ -79,6 +83,7 @@ class Situation:
         words += [VALUES[self.values]] if self.values != PLAIN.values else []
         words += [self.mode] if self.mode != PLAIN.mode else []
         words += [GRADIENTS[self.gradients]] if self.gradients != PLAIN.gradients else []
+        words += [UPSTREAM[self.upstream]] if self.upstream != PLAIN.upstream else []
         words += [self.precision] if self.precision != PLAIN.precision else []
         words += [self.size] if self.size else []
         return ", ".join(words) or "plain self-attention"
@@ -109,10 +114,18 @@ GRADIENTS = {
     "everything": "gradients of everything",
     "weights": "gradients of the weights alone",
     "inputs": "gradients of the inputs alone",
-    "the key": "gradients of the key alone",
+    "the key": "gradients of the key and the weights",
+    "the query": "gradients of the query and the weights",
     "none": "no_grad",
     "inference": "inference_mode",
 }
+UPSTREAM = {
+    "random": "a random gradient from above",
+    "sum": "a gradient from above that is one number for all",
+    "transposed": "a gradient from above that is not contiguous",
+    "large": "a thousandfold gradient from above",
+}
+NARROW = ("autocast", "bfloat16", "float16")
 HIDDEN = ("some keys", "the first key", "leading keys", "trailing keys", "all but one key", "no key",
           "one sample blind", "finite biases")  # fmt: skip
 """Families of masks: "one sample blind" leaves the queries of one sample nothing to see, "finite biases" hides nothing
@@ -136,10 +149,12 @@ def possible(situation: Situation, conventions: Conventions) -> bool:
         return False
     if s.storage == "expanded" and s.batch == 1:
         return False
-    if max(T_q, T_k) >= LONG and (s.values != PLAIN.values or s.batch > 2 or s.precision == "autocast"):
+    if s.upstream != PLAIN.upstream and (not s.learns or s.hidden == "one sample blind"):
+        return False
+    if max(T_q, T_k) >= LONG and (s.values != PLAIN.values or s.batch > 2 or s.precision in NARROW):
         return False
     # Saturated, the rounding of bfloat16 decides which key wins.
-    return not (s.precision == "autocast" and s.values in ("large", "huge"))
+    return not (s.precision in NARROW and s.values in ("large", "huge"))
 
 
 def axes(
@@ -170,13 +185,14 @@ def axes(
         "lengths": lengths,
         "hidden": [h for h in HIDDEN if conventions.masks and (biases or h != "finite biases")] or [PLAIN.hidden],
         "same": same,
-        "gradients": list(GRADIENTS),
-        "batch": [2, 1, 3, 5],
+        "gradients": [g for g in GRADIENTS if g != "the query" or "key" in roles],
+        "upstream": list(UPSTREAM),
+        "batch": [2, 1, 3, 16],
         "storage": ["contiguous", "transposed", "expanded", "sliced", *(["overlapping"] if "key" in roles else [])],
         "values": list(VALUES),
-        "precision": ["full", "float32", "autocast"],
+        "precision": ["full", "float32", *NARROW],
         "is_causal": [False, *([True] if conventions.causal_argument else [])],
-        "mode": ["eval", "training"],
+        "mode": ["eval", "training", "mixed"],
         "options": [(), *(((name, value),) for name, value in options.items())],
         "omitted": [(), *((name,) for name in optional)],
         "size": list(sizes),
