@@ -97,6 +97,12 @@ def mask_arguments(module: nn.Module) -> list[str]:
     ]
 
 
+def optional_inputs(module: nn.Module, conventions: Conventions) -> list[str]:
+    """The inputs that need not be given."""
+    parameters = signature(type(module), "forward")
+    return [name for name in conventions.inputs if parameters[name].default is None]
+
+
 def flags(module: nn.Module) -> dict[str, bool]:
     """The switches of ``forward`` that ask for attention weights as well, turned over: no output may depend on them."""
     return {

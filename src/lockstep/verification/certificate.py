@@ -163,6 +163,7 @@ def _call_lines(conventions: Conventions) -> list[str]:
     lines = [f"forward({given}), {'time' if conventions.time_first else 'batch'} first, returns "
              + ("a tensor" if conventions.output is None else f"the output at index {conventions.output}")]  # fmt: skip
     lines += [str(form) for form in conventions.masks]
+    lines += [f"{form}, in self-attention" for form in conventions.self_masks if form not in conventions.masks]
     if conventions.causal:
         lines.append("always causal")
     if conventions.causal_argument:

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor, nn
 
-from lockstep.verification.calling import flags, mask_arguments
+from lockstep.verification.calling import flags, mask_arguments, optional_inputs
 from lockstep.verification.candidate import Candidate
 from lockstep.verification.certificate import Certificate, Finding
 from lockstep.verification.checks import Check, Judged, judged_checks, smallest_failure
@@ -20,6 +20,8 @@ from lockstep.verification.reported_weights import reported
 from lockstep.verification.situations import GRADIENTS, PLAIN, SAME, VALUES, Situation, axes, covering, plain_situations
 from lockstep.verification.user_code import UserCodeError
 
+_ITS_OWN = ("dropout_on_output", "dropout_repeated")
+"""What a class may do with dropout that nobody can set: around the attention, and not at all."""
 ROUNDED = 1e-5
 """A relative difference that may be the rounding of float32."""
 
@@ -85,7 +87,7 @@ def _situations(
         unequal=unequal,
         biases=biases,
         options=switches,
-        optional=[name for name in conventions.inputs if parameters[name].default is None],
+        optional=optional_inputs(candidates[""].module, conventions),
         sizes=list(candidates),
     )
     if candidates[""].dtype != torch.float64:
@@ -133,22 +135,22 @@ def _reach(candidates: Mapping[str, Candidate], asked: Sequence[Situation]) -> d
 def _dropout(c: Certificate, candidate: Candidate, cls: type | None) -> None:
     weights = {name: tensor.double() for name, tensor in candidate.weights().items()}
     try:
-        with dropping(candidate, cls, c.arguments) as (anew, known):
+        with dropping(candidate, cls, c.arguments) as (anew, set_by):
             figure = dropped_in_eval(candidate, anew)
-            place = dropped_in_training(anew, weights, RATE if known else None)
+            place = dropped_in_training(anew, weights, RATE if set_by else None)
     except UserCodeError as error:
         c.reach["dropout in training"] = f"not verified: {error}"
         return
     check = Check("dropout is inactive in eval", figure, 1e-10 if candidate.dtype == torch.float64 else ROUNDED, False)
-    c.checks.append(replace(check, note="" if known or place else "it has none"))
+    c.checks.append(replace(check, note="" if set_by or place else "it has none"))
     drops = "nothing is dropped" if place is None else place.words
-    c.reach["dropout in training"] = f"{drops}{f', at a rate of {RATE}' if known else ''}"
+    c.reach["dropout in training"] = f"{drops}{f', at a rate of {RATE}' if set_by else ''}"
     if not check.passed:
         c.differs("dropout_in_eval", f"dropout stays active in eval: at {RATE} the answer is another")
-    elif place is not None and place.fault and (known or place.fault != "dropout_on_output"):
+    elif place is not None and place.fault and (set_by == "argument" or place.fault not in _ITS_OWN):
         c.differs(place.fault, f"equals the reference in eval; in training, {place.words}")
-    elif place is not None and not known:
-        c.remarks.append(f"in training, {place.words}, at a rate that no argument sets")
+    elif place is not None and (place.fault or not set_by):
+        c.remarks.append(f"in training, {place.words}, which no argument sets")
 
 
 def _rounding(

@@ -75,6 +75,7 @@ class Conventions:
         time_first: inputs and output are (T, B, D).
         output: index of the output where ``forward`` returns several values.
         masks: the forms in which masks are accepted, the most general one first.
+        self_masks: those that are where no optional input is given.
         neutral: the form of an all-visible mask, for a class that cannot do without one.
         causal: the class always hides later keys.
         causal_argument: the argument that switches causality on.
@@ -89,13 +90,14 @@ class Conventions:
     causal: bool = False
     causal_argument: str | None = None
     none: tuple[str, ...] = ()
+    self_masks: tuple[MaskForm, ...] = ()
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Conventions":
         """From plain mappings, as a configuration file holds them."""
-        masks = tuple(MaskForm(**form) for form in plain["masks"])
+        masks, alone = (tuple(MaskForm(**form) for form in plain.get(name, ())) for name in ("masks", "self_masks"))
         neutral = MaskForm(**plain["neutral"]) if plain["neutral"] else None
-        return cls(**{**plain, "masks": masks, "neutral": neutral})
+        return cls(**{**plain, "masks": masks, "self_masks": alone, "neutral": neutral})
 
     @property
     def roles(self) -> set[str]:

@@ -46,12 +46,12 @@ class Place:
 
 
 @contextmanager
-def dropping(candidate: Candidate, cls: type | None, arguments: Mapping[str, Any]) -> Iterator[tuple[Candidate, bool]]:
-    """The class with a dropout of :data:`RATE`; and whether an argument or a layer sets it."""
+def dropping(candidate: Candidate, cls: type | None, arguments: Mapping[str, Any]) -> Iterator[tuple[Candidate, str]]:
+    """The class with a dropout of :data:`RATE`; and what sets it: "argument", "layer" or, where none is found, ""."""
     if cls is None or "'dropout'" not in str(arguments):
-        set_by_layer = bool(set_dropout(candidate.module, RATE))
+        layers = set_dropout(candidate.module, RATE)
         try:
-            yield candidate, set_by_layer
+            yield candidate, "layer" if layers else ""
         finally:
             set_dropout(candidate.module, 0.0)
         return
@@ -60,7 +60,7 @@ def dropping(candidate: Candidate, cls: type | None, arguments: Mapping[str, Any
     anew = Candidate(module, candidate.sizes, candidate.conventions, candidate.mapping)
     anew.call(anew.draw(PLAIN), PLAIN)  # where parameters are made by the first call
     module.load_state_dict(candidate.module.state_dict(), strict=False)
-    yield anew, True
+    yield anew, "argument"
 
 
 @torch.no_grad()
@@ -96,6 +96,8 @@ def dropped_in_training(dropping: Candidate, weights: Mapping[str, Tensor], rate
         rate = ratio / (1 + ratio)
     places = _places(contributions, out, bias, rate)
     around = drawn - drawn.mean(0)
+    if torch.equal(drawn[:SAMPLES], drawn[SAMPLES : 2 * SAMPLES]):
+        return Place("dropout_repeated", "dropout draws the same in every call: the generator is seeded", out, out)
     neighbours = {"samples": around[0::2] * around[1::2], "queries": around[:, 0:4:2] * around[:, 1:5:2]}
     for what, products in neighbours.items():
         if float(_standard_errors(products, torch.zeros(()))) > FALSE_ALARM:

@@ -258,7 +258,10 @@ class _Verification:
         for fault in masks.faults:
             self._add(fault.code, fault.sentence)
         candidate.conventions = replace(
-            candidate.conventions, masks=tuple(masks.forms), causal_argument=masks.causal_argument
+            candidate.conventions,
+            masks=tuple(masks.forms),
+            self_masks=tuple(masks.self_forms),
+            causal_argument=masks.causal_argument,
         )
         return masks
 

@@ -7,7 +7,7 @@ from inspect import Parameter
 import torch
 from torch import Tensor
 
-from lockstep.verification.calling import CAUSAL_ARGUMENTS, mask_arguments
+from lockstep.verification.calling import CAUSAL_ARGUMENTS, mask_arguments, optional_inputs
 from lockstep.verification.candidate import Candidate
 from lockstep.verification.checks import LIMITS, Check
 from lockstep.verification.construction import signature
@@ -25,6 +25,7 @@ class MaskFindings:
 
     Args:
         forms: those that are right.
+        self_forms: those that are where no optional input is given.
         biases: real numbers in an additive mask are added to the scores.
         causal_argument: the causal switch.
         faults: what is wrong.
@@ -34,6 +35,7 @@ class MaskFindings:
     """
 
     forms: list[MaskForm] = field(default_factory=list)
+    self_forms: list[MaskForm] = field(default_factory=list)
     biases: bool = False
     causal_argument: str | None = None
     faults: list[Fault] = field(default_factory=list)
@@ -110,6 +112,7 @@ def find_masks(
     """
     answers, findings = _Answers(candidate, found), MaskFindings()
     parameters = signature(type(candidate.module), "forward")
+    optional = tuple(optional_inputs(candidate.module, candidate.conventions))
     for argument in mask_arguments(candidate.module):
         forms = [
             MaskForm(argument, one, other)
@@ -119,6 +122,8 @@ def find_masks(
         verdicts = {form: answers.right(_masked(form)) for form in forms}
         accepted = [form for form, right in verdicts.items() if right]
         refused = all(right is None for right in verdicts.values())
+        alone = [form for form in forms if optional and answers.right(replace(_masked(form), omitted=optional))]
+        findings.self_forms += _most_general(_one_reading(alone))
         for form in (form for form, right in verdicts.items() if right is None):
             if answers.right(replace(_masked(form), mode="training", gradients="everything")):
                 sentence = f"it takes {form} in training, and raises in eval without gradients"
@@ -126,6 +131,8 @@ def find_masks(
         if accepted:
             _judge_others(answers, accepted, [form for form, right in verdicts.items() if right is False], findings)
             _judge(answers, argument, accepted, cross, findings, stated=meaning is not None)
+        elif alone:
+            findings.remarks.append(f"{argument!r} is a mask only where {' and '.join(optional)} is not given")
         elif refused and (meaning or shape or parameters[argument].default is Parameter.empty):
             raise CannotTell(
                 f"{argument!r} accepts no mask of the forms tried; "
@@ -177,10 +184,8 @@ def _judge(
     answers: _Answers, argument: str, accepted: list[MaskForm], cross: bool, findings: MaskFindings, stated: bool
 ) -> None:
     """Forms that are right in self-attention: what they say of the argument, and whether they are right across."""
+    accepted = _one_reading(accepted)
     meanings = {form.meaning for form in accepted}
-    if "one_blocks" in meanings:  # whatever is not zero hides, -inf by accident
-        meanings.discard("additive")
-        accepted = [form for form in accepted if form.meaning in meanings]
     if {"zero_blocks", "one_blocks"} <= meanings:
         shapes = ", ".join(form.shape for form in accepted if form.meaning == "one_blocks")
         sentence = f"ones in {argument!r} hide where it has the shape {shapes}, and show where it has another"
@@ -212,6 +217,12 @@ def _judge(
         findings.biases = bool(answers.right(replace(_masked(additive[0]), hidden="finite biases")))
     if additive and not findings.biases:
         findings.remarks.append(f"{argument!r} does not add real numbers to the scores: 0 and -inf alone were verified")
+
+
+def _one_reading(accepted: list[MaskForm]) -> list[MaskForm]:
+    """Without -inf, where whatever is not zero hides: that hides by accident."""
+    hides = any(form.meaning == "one_blocks" for form in accepted)
+    return [form for form in accepted if not (hides and form.meaning == "additive")]
 
 
 def _most_general(accepted: list[MaskForm]) -> list[MaskForm]:

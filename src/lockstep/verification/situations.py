@@ -141,7 +141,8 @@ def possible(situation: Situation, conventions: Conventions) -> bool:
         return False
     if (s.storage == "overlapping" and s.same not in ACROSS) or (s.omitted and s.same != "all"):
         return False
-    if not s.forms and s.hidden != PLAIN.hidden:
+    accepted = conventions.self_masks if s.omitted else conventions.masks
+    if not set(s.forms) <= set(accepted) or (not s.forms and s.hidden != PLAIN.hidden):
         return False
     if s.hidden == "finite biases" and (len(s.forms) > 1 or s.forms[0].meaning != "additive" or causal):
         return False
@@ -178,12 +179,13 @@ def axes(
     lengths = [(7, 7), (2, 2), (3, 3), (6, 6), (1, 1), (LONG, LONG)]
     if "key" in roles and unequal:
         lengths += [(7, 11), (1, 5), (2, 4), (11, 7), (3, 1)]
-    masks: list[tuple[MaskForm, ...]] = [(), *((form,) for form in conventions.masks)]
+    known = dict.fromkeys((*conventions.masks, *conventions.self_masks))
+    masks: list[tuple[MaskForm, ...]] = [(), *((form,) for form in known)]
     masks += _together(conventions)
     return {
         "forms": masks,
         "lengths": lengths,
-        "hidden": [h for h in HIDDEN if conventions.masks and (biases or h != "finite biases")] or [PLAIN.hidden],
+        "hidden": [h for h in HIDDEN if known and (biases or h != "finite biases")] or [PLAIN.hidden],
         "same": same,
         "gradients": [g for g in GRADIENTS if g != "the query" or "key" in roles],
         "upstream": list(UPSTREAM),
@@ -194,7 +196,7 @@ def axes(
         "is_causal": [False, *([True] if conventions.causal_argument else [])],
         "mode": ["eval", "training", "mixed"],
         "options": [(), *(((name, value),) for name, value in options.items())],
-        "omitted": [(), *((name,) for name in optional)],
+        "omitted": list(dict.fromkeys([(), tuple(optional), *((name,) for name in optional)])),
         "size": list(sizes),
     }
 
