@@ -30,6 +30,7 @@ def offered(conventions: Conventions) -> dict[str, list[Any]]:
         options={"need_weights": True},
         optional=["context"] if "context" in conventions.inputs else [],
         sizes=["", "one head"],
+        num_heads=5,
     )
 
 
@@ -82,7 +83,7 @@ def test_inputs_lie_and_are_related_as_they_should() -> None:
         return draw(replace(PLAIN, same="none", **changes), roles, sizes)(torch.float64)
 
     assert not of(storage="transposed").query.is_contiguous()
-    assert of(storage="expanded").query.stride(0) == 0
+    assert of(storage="one sample").query.stride(0) == 0
     overlapping = of(storage="overlapping", lengths=(2, 4))
     assert overlapping.query.data_ptr() == overlapping.key.data_ptr()
     assert len(overlapping.leaves) == 2

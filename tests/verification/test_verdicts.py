@@ -86,7 +86,9 @@ def test_user_classes_are_certified_with_nothing_but_the_target(target: str) -> 
 @pytest.mark.parametrize(("batch_first", "bias"), [(False, True), (True, False)])
 def test_torch_itself_is_certified(batch_first: bool, bias: bool) -> None:
     """An instance, as in a user's own test suite."""
-    lockstep.assert_multi_head_attention(nn.MultiheadAttention(24, 3, bias=bias, batch_first=batch_first))
+    lockstep.assert_multi_head_attention(
+        nn.MultiheadAttention(24, 3, bias=bias, batch_first=batch_first), thorough=False
+    )
 
 
 @pytest.mark.usefixtures("few_mutants")

@@ -5,7 +5,7 @@ Shapes: B batch, T_q and T_k query and key length, D = d_model, H = num_heads.
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from lockstep.attention.layout import Layout
 from lockstep.verification.construction import Sizes, WithoutDropout, signature
-from lockstep.verification.conventions import Conventions
-from lockstep.verification.drawing import Inputs, draw
+from lockstep.verification.conventions import NUMBERS, Conventions
+from lockstep.verification.drawing import Inputs, draw, laid
 from lockstep.verification.formula import Formula, evaluate
 from lockstep.verification.situations import Situation
 from lockstep.verification.user_code import UserCodeError, user_code
@@ -39,6 +39,7 @@ class Candidate:
         )
         self._positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self.written: set[str] = set()
+        self._drops_nothing = False
 
     def call(self, inputs: Inputs, situation: Situation) -> Tensor:
         """The output (B, T_q, D).
@@ -51,6 +52,9 @@ class Candidate:
         masks = list(zip(situation.forms, inputs.masks, strict=True))
         asked = (self.sizes.num_heads, inputs.query, inputs.key, inputs.value, masks, situation.is_causal)
         arguments = {**self.conventions.arguments(*asked), **dict(situation.options)}
+        for form in situation.forms:
+            mask = laid(arguments[form.argument], situation.storage)
+            arguments[form.argument] = mask.long() if situation.integers and form.meaning in NUMBERS else mask
         arguments = {name: given for name, given in arguments.items() if name not in situation.omitted}
         tensors = {name: x for name, x in arguments.items() if isinstance(x, Tensor)}
         tensors |= dict(self.module.named_parameters())
@@ -58,7 +62,7 @@ class Candidate:
         versions = {name: x._version for name, x in tensors.items() if not x.is_inference()}
         # As most people call it: hooks see what is given by position alone.
         given = [arguments.pop(name) for name in itertools.takewhile(arguments.__contains__, self._positional)]
-        with user_code("calling it"):
+        with user_code("calling it"), WithoutDropout() if self._drops_nothing else nullcontext():
             out = self.conventions.output_of(self.module(*given, **arguments))
         if not isinstance(out, Tensor) or out.shape != inputs.query.shape:
             got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
@@ -75,6 +79,7 @@ class Candidate:
         before = [parameter.data for parameter in module.parameters()]
         buffers = [(part, dict(part._buffers)) for part in module.modules()]
         self.written.clear()
+        self._drops_nothing = situation.mode != "eval"
         try:
             module.train(situation.mode == "training")
             module.training = situation.mode != "eval"
@@ -82,12 +87,12 @@ class Candidate:
             if dtype != self.dtype:
                 module.to(dtype)
             with ExitStack() as stack:
-                stack.enter_context(WithoutDropout())
                 stack.enter_context(torch.set_grad_enabled(situation.learns))
                 stack.enter_context(torch.inference_mode(situation.gradients == "inference"))
                 stack.enter_context(torch.autocast("cpu", torch.bfloat16, situation.precision == "autocast"))
                 yield dtype
         finally:
+            self._drops_nothing = False
             module.eval()
             if dtype != self.dtype:
                 for part, own in buffers:

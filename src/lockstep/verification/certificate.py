@@ -2,6 +2,7 @@
 
 import json
 import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -138,7 +139,11 @@ class Certificate:
                 lines += ["", f"  {title}", *_rows(rows)]
         if self.reach and self.verdict == "equivalent":
             width = max(map(len, self.reach))
-            lines += ["", "  reach", *(f"    {axis:<{width}}  {tried}" for axis, tried in self.reach.items())]
+            lines += [
+                "",
+                "  reach",
+                *(_wrapped(f"{axis:<{width}}  {tried}", width) for axis, tried in self.reach.items()),
+            ]
         if self.mutants:
             caught = sum(outcome.startswith("caught") for outcome in self.mutants.values())
             skipped = [name for name, outcome in self.mutants.items() if outcome == "not applicable"]
@@ -147,6 +152,10 @@ class Certificate:
             lines += [f"    {name}: {o}" for name, o in self.mutants.items() if o.startswith("NOT")]
         lines += ["", f"  The code of {self.target} ran in this process: this is no sandbox."]
         return "\n".join(lines) + "\n"
+
+
+def _wrapped(line: str, width: int) -> str:
+    return textwrap.fill(line, 118, initial_indent=" " * 4, subsequent_indent=" " * (width + 6), break_on_hyphens=False)
 
 
 def _quoted(path: str) -> str:
@@ -182,8 +191,7 @@ def _worst_of_each_kind(checks: list[Check]) -> list[Check]:
         worst = max(group, key=lambda check: check.figure if isinstance(check.figure, float) else float("inf"))
         if len(group) > 1:
             failed = sum(not check.passed for check in group)
-            note = f"largest in: {worst.what.partition(', ')[2]}" if worst.figure else ""
-            note = f"in {failed} of them, {note}" if failed else note
+            note = f"in {failed} of them, largest in: {worst.what.partition(', ')[2]}" if failed else ""
             worst = replace(worst, what=f"{kind}, in {len(group)} situations", note=note)
         lines.append(worst)
     return lines

@@ -17,7 +17,17 @@ from lockstep.verification.family import at_other_sizes
 from lockstep.verification.formula import Formula, evaluate, relative_difference
 from lockstep.verification.mutants import blunt_checks, mutants
 from lockstep.verification.reported_weights import reported
-from lockstep.verification.situations import GRADIENTS, PLAIN, SAME, VALUES, Situation, axes, covering, plain_situations
+from lockstep.verification.situations import (
+    GRADIENTS,
+    PLAIN,
+    SAME,
+    STORAGE,
+    VALUES,
+    Situation,
+    axes,
+    covering,
+    plain_situations,
+)
 from lockstep.verification.user_code import UserCodeError
 
 _ITS_OWN = ("dropout_on_output", "dropout_repeated")
@@ -47,6 +57,7 @@ def certify(
         thorough: at other sizes too, and in a covering array of situations.
     """
     candidates = {"": candidate}
+    thorough = thorough and not c.findings  # what is wrong already need not be looked for
     if cls is not None and thorough:
         others, remarks = at_other_sizes(cls, c.arguments, candidate)
         candidates |= others
@@ -89,6 +100,7 @@ def _situations(
         options=switches,
         optional=optional_inputs(candidates[""].module, conventions),
         sizes=list(candidates),
+        num_heads=candidates[""].sizes.num_heads,
     )
     if candidates[""].dtype != torch.float64:
         offered["precision"].remove("float32")
@@ -123,7 +135,7 @@ def _reach(candidates: Mapping[str, Candidate], asked: Sequence[Situation]) -> d
         "sizes": "; ".join([f"{own.num_heads} heads of {own.head_dim}", *list(candidates)[1:]]),
         "lengths": f"T of {', '.join(map(str, lengths))}",
         "batches": f"B of {', '.join(map(str, batches))}",
-        "inputs": ", ".join([*(SAME[same] for same in tried["same"]), *tried["storage"]]),
+        "inputs": ", ".join([*(SAME[same] for same in tried["same"]), *(STORAGE[of] for of in tried["storage"])]),
         "values": ", ".join(VALUES[values] for values in tried["values"]),
         "modes": ", ".join([*tried["mode"], *(GRADIENTS[gradients] for gradients in tried["gradients"])]),
         "gradients from above": ", ".join(tried["upstream"]),

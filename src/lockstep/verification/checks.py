@@ -12,7 +12,7 @@ from torch import Tensor
 from lockstep.verification.candidate import Candidate
 from lockstep.verification.drawing import Given, Inputs, draw
 from lockstep.verification.formula import relative_difference
-from lockstep.verification.situations import NARROW, Situation, possible
+from lockstep.verification.situations import Situation, possible
 from lockstep.verification.user_code import CannotTell, UserCodeError, user_code
 
 LIMITS = {"float64": 1e-10, "float32": 5e-5, "float16": 2e-2, "autocast": 5e-2, "bfloat16": 5e-2}
@@ -108,8 +108,8 @@ def _situation_checks(candidate: Candidate, s: Situation, known: Judged) -> list
         except UserCodeError as error:
             return [Check(f"output, {s}", str(error), 0.0, situation=s)]
     suffix = "" if precision == "float64" else f" {'under' if precision == 'autocast' else 'in'} {precision}"
-    # What spoils a class is less than the rounding of bfloat16, or of large scores.
-    rounding = s.precision not in NARROW and s.values not in _LOOSER
+    # What spoils a class can be less than the rounding of short numbers, or of large scores.
+    sharp = precision == "float64" and s.values not in _LOOSER
     checks = []
     for kind, figures, nulls in zip(("output", "gradients"), _differences(found, exact, precision), own, strict=True):
         if figures:
@@ -117,10 +117,10 @@ def _situation_checks(candidate: Candidate, s: Situation, known: Judged) -> list
                 name: max(LIMITS[precision] * _LOOSER.get(s.values, 1), 4 * nulls.get(name, 0.0)) for name in figures
             }
             worst = max(figures, key=lambda name: figures[name] / limits[name])
-            numerical = rounding and (kind == "output" or any(g.abs().max() > 1e-6 for g in exact.gradients.values()))
+            sharp = sharp and (kind == "output" or any(g.abs().max() > 1e-6 for g in exact.gradients.values()))
             note = f"largest in {worst}" if kind == "gradients" else ""
             note += f"{', ' * bool(note)}the reference itself: {nulls[worst]:.1e}" if worst in nulls else ""
-            checks.append(Check(f"{kind}{suffix}, {s}", figures[worst], limits[worst], numerical, note, s))
+            checks.append(Check(f"{kind}{suffix}, {s}", figures[worst], limits[worst], sharp, note, s))
     if candidate.written:
         checks.append(Check(f"output, {s}", f"it writes into {', '.join(sorted(candidate.written))}", 0.0, situation=s))
     return checks

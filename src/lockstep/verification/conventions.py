@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 MEANINGS = ("zero_blocks", "true_attends", "true_blocks", "additive", "one_blocks")
+NUMBERS = ("zero_blocks", "one_blocks")
 MASK_SHAPES = ("b 1 q k", "b q k", "b h q k", "b 1 1 k", "b 1 k", "b k", "q k", "(b h) q k")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.verification.construction import Sizes
@@ -72,35 +73,58 @@ def draw(
     masks = _masks(s, sizes, generator)
 
     def given(precision: torch.dtype) -> Inputs:
+        exact = {role: numbers[role].to(dtype).to(precision) for role in sorted(set(owner.values()))}
+        overlaps = s.storage == "overlapping"
+        asked = {"key" if overlaps and role == "query" else role for role in wanted.get(s.gradients, ())}
         views: dict[str, Tensor] = {}
         leaves: list[Tensor] = []
-        for role in sorted(set(owner.values()), key=lambda role: role != "key"):
-            if s.storage == "overlapping" and role == "query":
-                views[role] = views["key"][:, : s.lengths[0]]
-                continue
-            asked = s.gradients if s.storage != "overlapping" else s.gradients.replace("the query", "the key")
-            leaf, view = _stored(numbers[role].to(dtype).to(precision), s.storage, role in wanted.get(asked, ()))
-            views[role] = view
-            leaves += [leaf] if leaf.requires_grad else []
-        query, key, value = (views[owner[role]] for role in numbers)
-        return Inputs(query, key, value, masks, tuple(leaves))
+        if s.storage == "sliced":
+            T, D = max(s.lengths), sizes.d_model
+            leaf = torch.cat([F.pad(x, (0, 0, 0, T - x.size(1))) for x in (*exact.values(), *exact.values())], -1)
+            leaves = [leaf.requires_grad_(bool(asked))]
+            views = {role: leaf[:, : x.size(1), i * D : i * D + D] for i, (role, x) in enumerate(exact.items())}
+        else:
+            for role, x in exact.items():
+                storage = "contiguous" if role != "key" and s.storage == "key transposed" else s.storage
+                leaf = _leaf(x, storage).requires_grad_(role in asked)
+                leaves.append(leaf)
+                views[role] = _view(leaf, storage, x)
+        if overlaps:
+            views["query"] = views["key"][:, : s.lengths[0]]
+        query, key, value = (views[owner[role]] for role in lengths)
+        return Inputs(query, key, value, masks, tuple(leaf for leaf in leaves if leaf.requires_grad))
 
     return given
 
 
-def _stored(x: Tensor, storage: str, learns: bool) -> tuple[Tensor, Tensor]:
-    """A tensor of these values that lies as asked, and the leaf that it is a view of."""
-    if storage == "transposed":
-        leaf = x.transpose(0, 1).contiguous().requires_grad_(learns)
-        return leaf, leaf.transpose(0, 1)
-    if storage == "expanded":
-        leaf = x[:1].clone().requires_grad_(learns)
-        return leaf, leaf.expand_as(x)
-    if storage == "sliced":
-        leaf = torch.cat([x, x], -1).requires_grad_(learns)
-        return leaf, leaf[..., : x.size(-1)]
-    leaf = x.clone().requires_grad_(learns)
-    return leaf, leaf
+def _leaf(x: Tensor, storage: str) -> Tensor:
+    """The tensor of which one of these values (B, T, D) is the view that lies as asked."""
+    if storage in ("transposed", "key transposed"):
+        return x.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+    if storage == "channels first":
+        return x.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    if storage == "every second channel":
+        return torch.stack([x, x], -1).flatten(-2)
+    return {"one sample": x[:1], "one position": x[:, :1]}.get(storage, x).clone()
+
+
+def _view(leaf: Tensor, storage: str, x: Tensor) -> Tensor:
+    if storage in ("transposed", "key transposed"):
+        return leaf.transpose(0, 1)
+    if storage == "channels first":
+        return leaf.transpose(1, 2)
+    if storage == "every second channel":
+        return leaf[..., ::2]
+    return leaf.expand_as(x) if storage in ("one sample", "one position") else leaf
+
+
+def laid(mask: Tensor, storage: str) -> Tensor:
+    """A mask of the same values that lies as the inputs do, as far as it can."""
+    if mask.dim() < 2 or storage == "contiguous":
+        return mask
+    if storage == "one position":
+        return mask[..., :1, :].expand_as(mask)  # it is the same for all queries
+    return mask.transpose(-1, -2).contiguous().transpose(-1, -2) if storage == "transposed" else mask
 
 
 def _masks(s: Situation, sizes: Sizes, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -131,6 +155,8 @@ def _along(opened: Tensor, mask: Tensor) -> Tensor:
 def _mask(form: MaskForm, s: Situation, scores: tuple[int, ...], generator: torch.Generator) -> Tensor:
     shape = [size if axis in form.shape else 1 for axis, size in zip("bhqk", scores, strict=True)]
     T_k = s.lengths[1]
+    if s.storage == "one position":
+        shape[2] = 1  # the same for all queries
     if s.hidden == "finite biases":
         return torch.randn(shape, generator=generator, dtype=torch.float64)
     drawn = torch.rand(shape, generator=generator, dtype=torch.float64)

@@ -27,7 +27,7 @@ RATE, SAMPLES, CALLS = 0.25, 256, 12
 """Samples in one call, and calls."""
 FALSE_ALARM = 7.5
 """Standard errors that the largest of some thousand figures exceeds less than once in a million verifications."""
-_FIVE = Situation(lengths=(5, 5), batch=SAMPLES, storage="expanded", gradients="none")
+_FIVE = Situation(lengths=(5, 5), batch=SAMPLES, storage="one sample", gradients="none")
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ def at_other_sizes(
     if not any(f"'{word}'" in words for word in ("d_model", "num_heads", "head_dim")):
         return {}, ["its sizes are its own: verified at these alone"]
     for name, (sizes, bias) in OTHERS.items():
+        name = name if "'bias'" in words else name.removesuffix(", no biases")
         try:
             with user_code(f"constructing it with {name}"):
                 module = cls(**resolve(arguments, sizes.values(bias=bias))).to("cpu", candidate.dtype).eval()

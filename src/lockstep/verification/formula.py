@@ -209,7 +209,7 @@ def _hide(formula: Formula, scores: Tensor, visible: Tensor | None) -> tuple[Ten
         seen = seen & square.tril(offset)
     seen = seen.expand(B, H, T_q, T_k)
     # Over another axis than the keys a whole slice may be hidden: the finite constant of most implementations.
-    constant = float("-inf") if formula.softmax == "keys" else -1e9
+    constant = float("-inf") if formula.softmax == "keys" else max(-1e9, torch.finfo(scores.dtype).min)
     empty = ~seen.any(-1, keepdim=True)
     return scores.masked_fill(~(seen | empty), constant), ~empty.squeeze(-1).any(1)
 

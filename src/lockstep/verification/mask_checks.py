@@ -11,7 +11,7 @@ from lockstep.verification.calling import CAUSAL_ARGUMENTS, mask_arguments, opti
 from lockstep.verification.candidate import Candidate
 from lockstep.verification.checks import LIMITS, Check
 from lockstep.verification.construction import signature
-from lockstep.verification.conventions import MASK_SHAPES, MEANINGS, MaskForm
+from lockstep.verification.conventions import MASK_SHAPES, MEANINGS, NUMBERS, MaskForm
 from lockstep.verification.drawing import Inputs, draw
 from lockstep.verification.formula import FAULTS, Fault, Formula, evaluate, relative_difference
 from lockstep.verification.hypotheses import Hypothesis, reproduces
@@ -125,8 +125,9 @@ def find_masks(
         alone = [form for form in forms if optional and answers.right(replace(_masked(form), omitted=optional))]
         findings.self_forms += _most_general(_one_reading(alone))
         for form in (form for form, right in verdicts.items() if right is None):
-            if answers.right(replace(_masked(form), mode="training", gradients="everything")):
-                sentence = f"it takes {form} in training, and raises in eval without gradients"
+            right = answers.right(replace(_masked(form), mode="training", gradients="everything"))
+            if right or (right is False and form.meaning in {form.meaning for form in accepted}):
+                sentence = f"it takes {form} in training{'' if right else ', wrongly,'} and raises in eval"
                 findings.faults.append(Fault("mask_refused_in_eval", sentence, (), "mask"))
         if accepted:
             _judge_others(answers, accepted, [form for form, right in verdicts.items() if right is False], findings)
@@ -154,7 +155,6 @@ def _masked(form: MaskForm, cross: bool = False) -> Situation:
 
 _INVERSE = {"zero_blocks": "one_blocks", "true_attends": "true_blocks"}
 _INVERSE |= {other: one for one, other in _INVERSE.items()}
-_NUMBERS = {"zero_blocks", "one_blocks"}
 
 
 def _judge_others(answers: _Answers, accepted: list[MaskForm], wrong: list[MaskForm], findings: MaskFindings) -> None:
@@ -162,7 +162,7 @@ def _judge_others(answers: _Answers, accepted: list[MaskForm], wrong: list[MaskF
     meanings = {form.meaning for form in accepted}
     # By their nature wrong: the inverse, and numbers that are added where others hide.
     others = {_INVERSE.get(meaning, "") for meaning in meanings}
-    for one, other in ((_NUMBERS, {"additive"}), ({"additive"}, _NUMBERS)):
+    for one, other in (({*NUMBERS}, {"additive"}), ({"additive"}, {*NUMBERS})):
         others |= other if one & meanings else set()
     faulty: dict[str, list[MaskForm]] = {}
     for form in wrong:
@@ -192,6 +192,11 @@ def _judge(
         findings.faults.append(Fault("mask_inverted", sentence, (), "mask"))
         inverted = next(form for form in accepted if form.meaning == "one_blocks")
         findings.checks.append(answers.check(replace(inverted, meaning="zero_blocks")))
+    for number, boolean in (("one_blocks", "true_attends"), ("zero_blocks", "true_blocks")):
+        if {number, boolean} <= meanings:
+            hide = "numbers" if number == "one_blocks" else "booleans"
+            sentence = f"ones in {argument!r} hide as {hide}, and show as the other"
+            findings.faults.append(Fault("mask_inverted", sentence, (), "mask"))
     ones_hide = meanings <= {"one_blocks", "true_blocks"}
     if ones_hide and "one_blocks" in meanings and not stated and "key_padding" not in argument:
         findings.undecided = (
@@ -214,9 +219,35 @@ def _judge(
     findings.forms += _most_general(accepted)
     additive = [form for form in accepted if form.meaning == "additive"]
     if additive:
-        findings.biases = bool(answers.right(replace(_masked(additive[0]), hidden="finite biases")))
-    if additive and not findings.biases:
-        findings.remarks.append(f"{argument!r} does not add real numbers to the scores: 0 and -inf alone were verified")
+        _judge_biases(answers, additive[0], findings)
+
+
+def _judge_biases(answers: _Answers, form: MaskForm, findings: MaskFindings) -> None:
+    """Whether real numbers are added to the scores, or else what an additive mask makes of them."""
+    inputs, out = answers.ask(replace(_masked(form), hidden="finite biases"))
+    formula, (bias,) = answers.found.formula, inputs.masks
+    findings.biases = out is not None and answers.matches(formula, inputs, out)
+    if findings.biases:
+        return
+    read = next(
+        (
+            words
+            for words, visible in (
+                ("hides", bias >= 0),
+                ("hides", bias == 0),
+                ("shows", bias <= 0),
+                ("shows", bias < 1e9),
+            )
+            if out is not None and answers.matches(formula, replace(inputs, masks=(visible,)), out)
+        ),
+        "is refused" if out is None else "",
+    )
+    if read:
+        words = f"a number other than 0 and -inf in {form.argument!r} {read} a key: no such number was verified"
+        findings.remarks.append(words)
+    else:
+        sentence = f"numbers other than 0 and -inf in {form.argument!r} are not added to the scores"
+        findings.faults.append(Fault("mask_unknown", sentence, (), "mask"))
 
 
 def _one_reading(accepted: list[MaskForm]) -> list[MaskForm]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import combinations, product
 from typing import Any
 
-from lockstep.verification.conventions import Conventions, MaskForm
+from lockstep.verification.conventions import NUMBERS, Conventions, MaskForm
 
 LONG, LONGEST = 128, 577
 ACROSS = ("none", "key and value")
@@ -24,8 +24,7 @@ class Situation:
         lengths: T_q and T_k.
         batch: B.
         same: which of query, key and value are one tensor.
-        storage: how the inputs lie in memory: "contiguous", "transposed" (time first), "expanded" (one sample for all),
-            "sliced" (parts of one tensor) or "overlapping" (the query is the first part of the key).
+        storage: how inputs and masks lie in memory, see :data:`STORAGE`.
         values: of the inputs: "ordinary", "large" (six times that), "huge" (scores beyond 500), "zero rows" or
             "equal keys".
         forms: the forms of the masks that are given.
@@ -37,6 +36,7 @@ class Situation:
         precision: "full" (float64 where the class can), "float32", "bfloat16", "float16", or "autocast" (float32 under
             bfloat16 autocast).
         size: at which the class was constructed, by its name; empty where it is its own.
+        integers: masks of numbers are integers.
         options: further arguments, on which the output must not depend.
         omitted: optional inputs that are not given, though the class has them.
     """
@@ -54,14 +54,15 @@ class Situation:
     upstream: str = "random"
     precision: str = "full"
     size: str = ""
+    integers: bool = False
     options: tuple[tuple[str, Any], ...] = ()
     omitted: tuple[str, ...] = ()
 
     @property
     def refusable(self) -> bool:
         """To refuse it is no wrong answer: masks that are fine alone but not together, an option, a long sequence."""
-        narrow = self.precision in NARROW
-        return len(self.forms) + self.is_causal > 1 or bool(self.options) or max(self.lengths) >= LONG or narrow
+        several, long = len(self.forms) + self.is_causal > 1, max(self.lengths) >= LONG
+        return several or long or self.integers or bool(self.options) or self.precision in NARROW
 
     @property
     def learns(self) -> bool:
@@ -73,13 +74,14 @@ class Situation:
         T_q, T_k = self.lengths
         words = [*map(str, self.forms), *(["causal"] if self.is_causal else [])]
         words += [f"hidden: {self.hidden}"] if self.hidden != PLAIN.hidden else []
+        words += ["integers"] if self.integers else []
         words += [f"{name}={value}" for name, value in self.options]
         words += [f"without {name}" for name in self.omitted]
         if self.lengths != PLAIN.lengths:
             words.append(f"T = {T_q}" if T_q == T_k else f"T_q = {T_q}, T_k = {T_k}")
         words += [f"B = {self.batch}"] if self.batch != PLAIN.batch else []
         words += [SAME[self.same]] if self.same != PLAIN.same else []
-        words += [f"{self.storage} inputs"] if self.storage != PLAIN.storage else []
+        words += [STORAGE[self.storage]] if self.storage != PLAIN.storage else []
         words += [VALUES[self.values]] if self.values != PLAIN.values else []
         words += [self.mode] if self.mode != PLAIN.mode else []
         words += [GRADIENTS[self.gradients]] if self.gradients != PLAIN.gradients else []
@@ -119,6 +121,17 @@ GRADIENTS = {
     "none": "no_grad",
     "inference": "inference_mode",
 }
+STORAGE = {
+    "contiguous": "contiguous inputs",
+    "transposed": "transposed inputs and masks",
+    "channels first": "inputs with channels first",
+    "every second channel": "every second channel of wider inputs",
+    "one sample": "one sample expanded to all",
+    "one position": "one position, and one row of the mask, expanded to all",
+    "sliced": "inputs that are parts of one tensor",
+    "overlapping": "a query that is the first part of the key",
+    "key transposed": "a transposed key",
+}
 UPSTREAM = {
     "random": "a random gradient from above",
     "sum": "a gradient from above that is one number for all",
@@ -139,18 +152,23 @@ def possible(situation: Situation, conventions: Conventions) -> bool:
     causal = s.is_causal or conventions.causal
     if (T_q != T_k and s.same not in ACROSS) or (T_q > T_k and (causal or s.storage == "overlapping")):
         return False
-    if (s.storage == "overlapping" and s.same not in ACROSS) or (s.omitted and s.same != "all"):
+    apart = s.storage in ("overlapping", "key transposed")
+    if (apart and s.same not in ACROSS) or (s.omitted and s.same != "all"):
         return False
     accepted = conventions.self_masks if s.omitted else conventions.masks
     if not set(s.forms) <= set(accepted) or (not s.forms and s.hidden != PLAIN.hidden):
+        return False
+    if s.integers and not any(form.meaning in NUMBERS for form in s.forms):
         return False
     if s.hidden == "finite biases" and (len(s.forms) > 1 or s.forms[0].meaning != "additive" or causal):
         return False
     if s.hidden == "one sample blind" and (s.batch == 1 or s.learns or not any("b" in f.shape for f in s.forms)):
         return False
-    if s.storage == "expanded" and s.batch == 1:
+    if s.storage == "one sample" and s.batch == 1:
         return False
     if s.upstream != PLAIN.upstream and (not s.learns or s.hidden == "one sample blind"):
+        return False
+    if s.upstream == "large" and s.precision == "float16":  # whose largest number is 65504
         return False
     if max(T_q, T_k) >= LONG and (s.values != PLAIN.values or s.batch > 2 or s.precision in NARROW):
         return False
@@ -160,7 +178,7 @@ def possible(situation: Situation, conventions: Conventions) -> bool:
 
 def axes(
     conventions: Conventions, *, unequal: bool, biases: bool, options: Mapping[str, Any], optional: Sequence[str],
-    sizes: Sequence[str],
+    sizes: Sequence[str], num_heads: int,
 ) -> dict[str, list[Any]]:  # fmt: skip
     """What a class so called can be asked: the values of each field of :class:`Situation`, the plainest first.
 
@@ -171,6 +189,7 @@ def axes(
         options: arguments that ask for attention weights as well.
         optional: inputs that need not be given.
         sizes: the names of those at which it was constructed.
+        num_heads: H of its own size: a batch of as many samples can be taken for heads.
     """
     roles = conventions.roles
     same = ["all"]
@@ -189,11 +208,12 @@ def axes(
         "same": same,
         "gradients": [g for g in GRADIENTS if g != "the query" or "key" in roles],
         "upstream": list(UPSTREAM),
-        "batch": [2, 1, 3, 16],
-        "storage": ["contiguous", "transposed", "expanded", "sliced", *(["overlapping"] if "key" in roles else [])],
+        "batch": list(dict.fromkeys([2, 1, 3, 16, num_heads])),
+        "storage": [s for s in STORAGE if "key" in roles or s not in ("overlapping", "key transposed")],
         "values": list(VALUES),
         "precision": ["full", "float32", *NARROW],
         "is_causal": [False, *([True] if conventions.causal_argument else [])],
+        "integers": [False, True] if any(form.meaning in NUMBERS for form in known) else [False],
         "mode": ["eval", "training", "mixed"],
         "options": [(), *(((name, value),) for name, value in options.items())],
         "omitted": list(dict.fromkeys([(), tuple(optional), *((name,) for name in optional)])),
@@ -213,6 +233,7 @@ def plain_situations(values: Mapping[str, list[Any]], conventions: Conventions) 
     """One thing at a time: what most faults show in, asked first."""
     one = [replace(PLAIN, **{name: value}) for name, of in values.items() for value in of if value != of[0]]
     one += [replace(PLAIN, forms=forms, same=s, lengths=(5, 11)) for forms in values["forms"][1:] for s in ACROSS]
+    one += [replace(PLAIN, forms=forms, batch=values["batch"][-1]) for forms in values["forms"][1:]]
     one += [replace(PLAIN, is_causal=True, same="none", lengths=(5, 11))] if True in values["is_causal"] else []
     one += [
         replace(PLAIN, same=same, lengths=of) for of in values["lengths"] for same in values["same"] if of[0] != of[1]
