@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lockstep.attention.contract import INPUT_ROLES
 from lockstep.verification.construction import Sizes, signature
-from lockstep.verification.conventions import MASK_SHAPES, MEANINGS, Conventions, MaskForm
+from lockstep.verification.conventions import MASK_SHAPES, MEANINGS, Conventions, MaskForm, parts_of
 from lockstep.verification.user_code import CannotTell, UserCodeError, user_code
 
 _ROLES = {
@@ -112,18 +112,19 @@ def flags(module: nn.Module) -> dict[str, bool]:
     }
 
 
-def _output_index(out: Any, shape: tuple[int, ...]) -> int | None:
-    if isinstance(out, Tensor):
-        if out.shape != shape:
-            raise CannotTell(f"it returned shape {tuple(out.shape)} for inputs that call for {shape}")
-        return None
-    if isinstance(out, tuple | list):
-        for index, item in enumerate(out):
+def _output_index(out: Any, shape: tuple[int, ...]) -> int | str | None:
+    parts = parts_of(out)
+    if parts is not None:
+        for index, item in parts.items():
             if isinstance(item, Tensor) and item.shape == shape:
                 return index
-        found = [tuple(item.shape) if isinstance(item, Tensor) else type(item).__name__ for item in out]
+        found = [tuple(item.shape) if isinstance(item, Tensor) else type(item).__name__ for item in parts.values()]
         raise CannotTell(f"it returned {found}, none of them of the shape {shape} that its inputs call for")
-    raise CannotTell(f"it returned {type(out).__name__}, neither a tensor nor a tuple of tensors")
+    if not isinstance(out, Tensor):
+        raise CannotTell(f"it returned {type(out).__name__}, neither a tensor nor several")
+    if out.shape != shape:
+        raise CannotTell(f"it returned shape {tuple(out.shape)} for inputs that call for {shape}")
+    return None
 
 
 def _neutral_forms(required: list[str], meaning: str | None) -> list[MaskForm | None]:
@@ -163,7 +164,7 @@ def find_call(module: nn.Module, sizes: Sizes, stated: Mapping[str, Any]) -> tup
             with user_code("calling it"), torch.no_grad():
                 out = module(**replace(conventions, neutral=form).arguments(sizes.num_heads, x, x, x))
             working.append(form)
-            first = out[0] if isinstance(out, tuple | list) and out else out
+            first = next(iter((parts_of(out) or {}).values()), out)
             if isinstance(first, Tensor) and first.isfinite().all():
                 finite.append(form)
         except UserCodeError as error:

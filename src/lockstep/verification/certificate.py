@@ -170,7 +170,7 @@ def _plain(figure: float | str) -> float | str:
 def _call_lines(conventions: Conventions) -> list[str]:
     given = ", ".join(name if name == role else f"{name}={role}" for name, role in conventions.inputs.items())
     lines = [f"forward({given}), {'time' if conventions.time_first else 'batch'} first, returns "
-             + ("a tensor" if conventions.output is None else f"the output at index {conventions.output}")]  # fmt: skip
+             + ("a tensor" if conventions.output is None else f"the output at {conventions.output!r}")]  # fmt: skip
     lines += [str(form) for form in conventions.masks]
     lines += [f"{form}, in self-attention" for form in conventions.self_masks if form not in conventions.masks]
     if conventions.causal:

@@ -12,7 +12,7 @@ from lockstep.verification.certificate import Certificate, Finding
 from lockstep.verification.checks import Check, Judged, judged_checks, smallest_failure
 from lockstep.verification.construction import signature
 from lockstep.verification.drawing import Inputs
-from lockstep.verification.dropping import RATE, dropped_in_eval, dropped_in_training, dropping
+from lockstep.verification.dropping import RATE, dropped_in_eval, dropped_in_training, dropping, gradient_error
 from lockstep.verification.family import at_other_sizes
 from lockstep.verification.formula import Formula, evaluate, relative_difference
 from lockstep.verification.mutants import blunt_checks, mutants
@@ -107,17 +107,20 @@ def _situations(
     asked = plain_situations(offered, conventions)
     if thorough:
         asked = list(dict.fromkeys([*asked, *covering(offered, conventions)]))
-    answered = []
+    answered, refused = [], dict[str, list[Situation]]()
     for situation in asked:
         candidate = candidates[situation.size]
-        if situation.refusable:
-            try:
+        try:
+            if situation.refusable:
                 with candidate.context(situation) as dtype:
                     candidate.call(candidate.draw(situation, dtype=dtype), situation)
-            except UserCodeError as error:
-                c.remarks.append(f"it refuses {situation}: {error}")
-                continue
-        answered.append(situation)
+            answered.append(situation)
+        except UserCodeError as error:
+            refused.setdefault(str(error), []).append(situation)
+    for reason, situations in refused.items():
+        plainest = min(situations, key=lambda s: len(str(s)))
+        more = f", and {len(situations) - 1} like it" if len(situations) > 1 else ""
+        c.remarks.append(f"it refuses {plainest}{more}: {reason}")
     used = {*conventions.inputs, *mask_arguments(candidates[""].module), conventions.causal_argument, *switches}
     c.reach = _reach(candidates, answered) | {
         "arguments left as they are": ", ".join(name for name in parameters if name not in used) or "none"
@@ -149,7 +152,11 @@ def _dropout(c: Certificate, candidate: Candidate, cls: type | None) -> None:
     try:
         with dropping(candidate, cls, c.arguments) as (anew, set_by):
             figure = dropped_in_eval(candidate, anew)
-            place = dropped_in_training(anew, weights, RATE if set_by else None)
+            rate = RATE if set_by else None
+            place = dropped_in_training(anew, weights, rate)
+            masked = [form for form in candidate.conventions.masks if "b" in form.shape][:1] if place else []
+            with_mask = dropped_in_training(anew, weights, rate, tuple(masked))
+            wrong_gradient = gradient_error(anew) > 1e-4
     except UserCodeError as error:
         c.reach["dropout in training"] = f"not verified: {error}"
         return
@@ -159,6 +166,11 @@ def _dropout(c: Certificate, candidate: Candidate, cls: type | None) -> None:
     c.reach["dropout in training"] = f"{drops}{f', at a rate of {RATE}' if set_by else ''}"
     if not check.passed:
         c.differs("dropout_in_eval", f"dropout stays active in eval: at {RATE} the answer is another")
+    elif wrong_gradient:
+        c.differs("dropout_gradient", "equals the reference in eval; in training, it drops and has another gradient")
+    elif (with_mask and with_mask.words) != (place and place.words):
+        does = with_mask.words if with_mask else "nothing is dropped"
+        c.differs("dropout_masked", f"equals the reference in eval; in training, under a mask, {does}")
     elif place is not None and place.fault and (set_by == "argument" or place.fault not in _ITS_OWN):
         c.differs(place.fault, f"equals the reference in eval; in training, {place.words}")
     elif place is not None and (place.fault or not set_by):

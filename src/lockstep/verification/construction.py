@@ -1,8 +1,9 @@
 """First stage: sizes, and the constructor arguments that give a class these sizes, found by the names they bear."""
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -163,7 +164,21 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
         ) from None
     for name, recording in recordings.items():
         arguments[name] = recording._answered
+    if not any(f"'{word}'" in str(arguments) for word in ("d_model", "num_heads", "head_dim")):
+        sizes = replace(sizes, d_model=_width(module))
     return module, arguments, sizes
+
+
+def _width(module: nn.Module) -> int:
+    """The width of a class whose constructor does not ask for it: the commonest extent of its matrices."""
+    extents = Counter(extent for p in module.parameters() if p.dim() > 1 for extent in p.shape)
+    return extents.most_common(1)[0][0] if extents else D_MODEL
+
+
+def other_heads(sizes: Sizes) -> list[Sizes]:
+    """The other numbers of heads that the width can have, the commonest first."""
+    known = (8, 4, 12, 16, 1, 2, 6)
+    return [Sizes(sizes.d_model, heads) for heads in known if sizes.d_model % heads == 0 and heads != sizes.num_heads]
 
 
 def _stated_sizes(given: Mapping[str, Any], num_heads: int | None) -> Sizes:

@@ -4,7 +4,7 @@ Shapes: B batch, H heads, T_q and T_k query and key length, D model width.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
@@ -13,6 +13,15 @@ from torch import Tensor
 MEANINGS = ("zero_blocks", "true_attends", "true_blocks", "additive", "one_blocks")
 NUMBERS = ("zero_blocks", "one_blocks")
 MASK_SHAPES = ("b 1 q k", "b q k", "b h q k", "b 1 1 k", "b 1 k", "b k", "q k", "(b h) q k")
+
+
+def parts_of(out: Any) -> dict[Any, Any] | None:
+    """The several values that ``forward`` returned, by index or by name; None where it is one."""
+    if isinstance(out, tuple | list):
+        return dict(enumerate(out))
+    if isinstance(out, Mapping):
+        return dict(out)
+    return dict(vars(out)) if is_dataclass(out) else None
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,7 @@ class Conventions:
         inputs: argument name -> "query", "key" or "value". An x-only class has one argument, read as "query"; a class
             of x and a context two, the context read as "key".
         time_first: inputs and output are (T, B, D).
-        output: index of the output where ``forward`` returns several values.
+        output: index or name of the output where ``forward`` returns several values.
         masks: the forms in which masks are accepted, the most general one first.
         self_masks: those that are where no optional input is given.
         neutral: the form of an all-visible mask, for a class that cannot do without one.
@@ -85,7 +94,7 @@ class Conventions:
 
     inputs: Mapping[str, str]
     time_first: bool = False
-    output: int | None = None
+    output: int | str | None = None
     masks: tuple[MaskForm, ...] = ()
     neutral: MaskForm | None = None
     causal: bool = False
@@ -118,8 +127,9 @@ class Conventions:
 
     def output_of(self, out: Any) -> Any:
         """The batch-first output among what ``forward`` returned."""
-        if isinstance(out, tuple | list):
-            out = out[self.output or 0]
+        parts = parts_of(out)
+        if parts is not None:
+            out = parts.get(0 if self.output is None else self.output)
         return out.transpose(0, 1) if self.time_first and isinstance(out, Tensor) and out.dim() == 3 else out
 
     def arguments(

@@ -15,7 +15,7 @@ from lockstep.verification.construction import Sizes
 from lockstep.verification.conventions import MaskForm
 from lockstep.verification.situations import Situation
 
-_SCALE = {"large": 6.0, "huge": 20.0}
+_SCALE = {"large": 6.0, "huge": 20.0, "immense": 1e4}
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,12 @@ def draw(
     if s.values == "zero rows":
         for x in numbers.values():
             x[:, ::2] = 0
+    changes: dict[str, Callable[[Tensor], Tensor]] = {
+        "positive": torch.abs,
+        "whole": torch.round,
+        "offset": lambda x: x + 20,
+    }
+    numbers = {role: changes.get(s.values, torch.clone)(x) for role, x in numbers.items()}
     one = tuple(numbers) if s.same == "all" else tuple(s.same.split(" and "))
     owner = {role: one[0] if role in one else role for role in numbers}
     if "key" not in roles:
@@ -80,9 +86,10 @@ def draw(
         leaves: list[Tensor] = []
         if s.storage == "sliced":
             T, D = max(s.lengths), sizes.d_model
-            leaf = torch.cat([F.pad(x, (0, 0, 0, T - x.size(1))) for x in (*exact.values(), *exact.values())], -1)
+            parts = [F.pad(x, (0, 0, 0, T - x.size(1))) for x in exact.values()]
+            leaf = torch.cat([parts[0], *parts], -1)  # none of them begins where the storage does
             leaves = [leaf.requires_grad_(bool(asked))]
-            views = {role: leaf[:, : x.size(1), i * D : i * D + D] for i, (role, x) in enumerate(exact.items())}
+            views = {role: leaf[:, : x.size(1), i * D : i * D + D] for i, (role, x) in enumerate(exact.items(), 1)}
         else:
             for role, x in exact.items():
                 storage = "contiguous" if role != "key" and s.storage == "key transposed" else s.storage

@@ -9,7 +9,7 @@ Shapes: B batch, T query and key length, D = d_model, H = num_heads, K = head_di
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from lockstep.attention import reference
 from lockstep.verification.candidate import Candidate
 from lockstep.verification.construction import set_dropout
+from lockstep.verification.conventions import MaskForm
 from lockstep.verification.drawing import Inputs
 from lockstep.verification.foreign import resolve
 from lockstep.verification.situations import PLAIN, Situation
@@ -72,21 +73,27 @@ def dropped_in_eval(candidate: Candidate, dropping: Candidate) -> float:
 
 
 @torch.no_grad()
-def dropped_in_training(dropping: Candidate, weights: Mapping[str, Tensor], rate: float | None) -> Place | None:
+def dropped_in_training(
+    dropping: Candidate, weights: Mapping[str, Tensor], rate: float | None, forms: tuple[MaskForm, ...] = ()
+) -> Place | None:
     """What is dropped in training; None where nothing is.
 
     Args:
         weights: canonical.
         rate: None where it is not known: it is taken from the variance.
+        forms: of a mask that is given.
     """
-    inputs = dropping.draw(_FIVE)
-    own = Inputs(inputs.query.contiguous(), inputs.key.contiguous(), inputs.value.contiguous())
+    asked = replace(_FIVE, forms=forms)
+    inputs = dropping.draw(asked)
+    masks = tuple(mask[:1].expand_as(mask) for mask in inputs.masks)  # one for all, as the inputs are
+    own = Inputs(inputs.query.contiguous(), inputs.key.contiguous(), inputs.value.contiguous(), masks)
     dropping.module.train()
     try:
-        drawn = torch.cat([dropping.call(own, _FIVE).double() for _ in range(CALLS)])  # (N, T, D)
+        drawn = torch.cat([dropping.call(own, asked).double() for _ in range(CALLS)])  # (N, T, D)
     finally:
         dropping.module.eval()
-    x = Inputs(inputs.query[:1].double(), inputs.key[:1].double(), inputs.value[:1].double())
+    one = tuple(mask[:1] for mask in masks)
+    x = Inputs(inputs.query[:1].double(), inputs.key[:1].double(), inputs.value[:1].double(), one)
     contributions, out, bias = _contributions(dropping, weights, x)
     if float((drawn - drawn[:1]).abs().max()) < 1e-6 * float(out.abs().max()):
         return None
@@ -109,9 +116,32 @@ def dropped_in_training(dropping: Candidate, weights: Mapping[str, Tensor], rate
     return fits[0] if fits else unknown
 
 
+def gradient_error(dropping: Candidate) -> float:
+    """How far the gradient is from the differences of what is drawn, seeded alike; 0 where no seed is heeded."""
+    asked = replace(PLAIN, lengths=(5, 5), same="none" if "value" in dropping.conventions.roles else "all")
+    inputs = dropping.draw(asked)
+    direction = torch.randn(inputs.value.shape, generator=torch.Generator().manual_seed(1), dtype=dropping.dtype)
+
+    def drawn(step: float) -> Tensor:
+        torch.manual_seed(0)
+        moved = {id(inputs.value): inputs.value + step * direction}
+        query, key, value = (moved.get(id(x), x) for x in (inputs.query, inputs.key, inputs.value))
+        return dropping.call(Inputs(query, key, value), asked).square().sum()
+
+    dropping.module.train()
+    try:
+        if dropping.dtype != torch.float64 or not torch.equal(drawn(0.0), drawn(0.0)):
+            return 0.0
+        (gradient,) = torch.autograd.grad(drawn(0.0), inputs.value)
+        expected = float((drawn(1e-5).detach() - drawn(-1e-5).detach()) / 2e-5)
+    finally:
+        dropping.module.eval()
+    return abs(float((gradient * direction).sum()) - expected) / max(abs(expected), 1.0)
+
+
 def _contributions(candidate: Candidate, weights: Mapping[str, Tensor], x: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """What each key contributes through each head (H, T, T, D), the output without dropout (T, D), and its bias (D)."""
-    attention = reference.attention_weights(weights, x.query, x.key, is_causal=candidate.conventions.causal)
+    attention = reference.attention_weights(weights, x.query, x.key, x.visible, is_causal=candidate.conventions.causal)
     values = torch.einsum("bhtk,dhk->bhtd", reference.project(weights, "value", x.value), weights["output.weight"])
     contributions = attention[0, ..., None] * values[0, :, None]  # (H, T_q, T_k, D)
     bias = weights.get("output.bias", torch.zeros_like(x.query[0, 0]))

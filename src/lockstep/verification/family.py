@@ -13,12 +13,8 @@ from lockstep.verification.situations import PLAIN
 from lockstep.verification.user_code import UserCodeError, user_code
 from lockstep.verification.weight_search import redraw
 
-OTHERS = {
-    "3 heads of 7": (Sizes(21, 3), True),
-    "2 heads of 32, no biases": (Sizes(64, 2), False),
-    "one head of 64": (Sizes(64, 1), True),
-}
-"""By name: sizes, and whether with biases, where the constructor leaves that open."""
+OTHERS = ((3, 7, True), (2, 32, False), (1, 64, True), (16, 16, True), (3, 1, True))
+"""Heads, head dimension, and whether with biases: each as far as the constructor leaves it open."""
 
 
 def at_other_sizes(
@@ -27,11 +23,14 @@ def at_other_sizes(
     """The class constructed at :data:`OTHERS`, by their names, and a remark on each size that it could not have."""
     found: dict[str, Candidate] = {}
     remarks = []
-    words = str(arguments)
-    if not any(f"'{word}'" in words for word in ("d_model", "num_heads", "head_dim")):
+    words = {word for word in candidate.sizes.values() if f"'{word}'" in str(arguments)}
+    if not words & {"d_model", "num_heads", "head_dim"}:
         return {}, ["its sizes are its own: verified at these alone"]
-    for name, (sizes, bias) in OTHERS.items():
-        name = name if "'bias'" in words else name.removesuffix(", no biases")
+    for heads, head_dim, bias in OTHERS:
+        own_heads = heads if words & {"num_heads", "head_dim"} else candidate.sizes.num_heads
+        sizes = Sizes(own_heads * head_dim, own_heads)
+        name = f"{own_heads} heads of {head_dim}" if own_heads > 1 else f"one head of {head_dim}"
+        name += ", no biases" if "bias" in words and not bias else ""
         try:
             with user_code(f"constructing it with {name}"):
                 module = cls(**resolve(arguments, sizes.values(bias=bias))).to("cpu", candidate.dtype).eval()

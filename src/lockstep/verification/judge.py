@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,15 @@ from lockstep.verification.candidate import Candidate
 from lockstep.verification.certificate import Certificate, Finding
 from lockstep.verification.certification import certify
 from lockstep.verification.checks import Check
-from lockstep.verification.construction import Sizes, construct, refuse_unregistered, set_dropout, signature, sizes_of
+from lockstep.verification.construction import (
+    Sizes,
+    construct,
+    other_heads,
+    refuse_unregistered,
+    set_dropout,
+    signature,
+    sizes_of,
+)
 from lockstep.verification.foreign import importable, load_class
 from lockstep.verification.formula import CORE, relative_difference
 from lockstep.verification.hypotheses import AGREES, Hypothesis
@@ -97,6 +105,7 @@ class _Verification:
     thorough: bool
     frozen: list[str] = field(default_factory=list)
     initial: dict[str, Tensor] = field(default_factory=dict)
+    others: list[Sizes] = field(default_factory=list)
 
     def run(self, target: str | type | nn.Module, arguments: Mapping[str, Any]) -> None:
         c = self.certificate
@@ -108,6 +117,8 @@ class _Verification:
         else:
             with user_code("constructing it") as printed:
                 module, c.arguments, sizes = construct(loaded, arguments, heads)
+            if heads is None and "'num_heads'" not in str(c.arguments):
+                self.others = other_heads(sizes)
             c.remarks += [
                 f"only {name}={c.arguments.get(name, parameter.default)} was verified; see arguments.{name}"
                 for name, parameter in signature(loaded, "__init__").items()
@@ -138,7 +149,7 @@ class _Verification:
         elif self.frozen:
             c.remarks.append(f"{', '.join(self.frozen)} came frozen, and was judged as if it learnt")
         unequal = search.unequal_lengths_failed is None
-        candidate = Candidate(module, sizes, search.conventions, c.mapping)
+        candidate = Candidate(module, search.sizes, search.conventions, c.mapping)
         masks = self._masks(candidate, found, unequal)
         c.conventions = candidate.conventions
         if self._bijection(candidate, found):
@@ -172,6 +183,12 @@ class _Verification:
         try:
             return search.search(), search
         except Unexplained as error:
+            for other in self.others:
+                again = MappingSearch(module, other, c.conventions, neutrals)
+                with suppress(Unexplained):
+                    found, search = again.search(), again
+                    c.remarks.append(f"it has {other.num_heads} head{'s'[: other.num_heads - 1]}: found by trying")
+                    return found, search
             refuted = search.counterexample()
             if refuted is None:
                 raise CannotTell(

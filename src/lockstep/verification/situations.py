@@ -25,8 +25,7 @@ class Situation:
         batch: B.
         same: which of query, key and value are one tensor.
         storage: how inputs and masks lie in memory, see :data:`STORAGE`.
-        values: of the inputs: "ordinary", "large" (six times that), "huge" (scores beyond 500), "zero rows" or
-            "equal keys".
+        values: of the inputs, see :data:`VALUES`.
         forms: the forms of the masks that are given.
         hidden: which keys the masks hide: see :data:`HIDDEN`.
         is_causal: the class's own causal switch is on.
@@ -109,9 +108,15 @@ VALUES = {
     "ordinary": "ordinary values",
     "large": "large scores",
     "huge": "scores beyond 500",
+    "immense": "inputs of ten thousand",
     "zero rows": "rows of zeros",
     "equal keys": "equal keys",
+    "positive": "positive inputs",
+    "whole": "whole numbers",
+    "offset": "inputs far from zero",
 }
+SATURATED = ("large", "huge", "immense", "offset")
+"""Values with large scores."""
 GRADIENTS = {
     "everything": "gradients of everything",
     "weights": "gradients of the weights alone",
@@ -153,7 +158,7 @@ def possible(situation: Situation, conventions: Conventions) -> bool:
     if (T_q != T_k and s.same not in ACROSS) or (T_q > T_k and (causal or s.storage == "overlapping")):
         return False
     apart = s.storage in ("overlapping", "key transposed")
-    if (apart and s.same not in ACROSS) or (s.omitted and s.same != "all"):
+    if (apart and s.same not in ACROSS) or not _omittable(s, conventions):
         return False
     accepted = conventions.self_masks if s.omitted else conventions.masks
     if not set(s.forms) <= set(accepted) or (not s.forms and s.hidden != PLAIN.hidden):
@@ -172,8 +177,16 @@ def possible(situation: Situation, conventions: Conventions) -> bool:
         return False
     if max(T_q, T_k) >= LONG and (s.values != PLAIN.values or s.batch > 2 or s.precision in NARROW):
         return False
-    # Saturated, the rounding of bfloat16 decides which key wins.
-    return not (s.precision in NARROW and s.values in ("large", "huge"))
+    # Saturated, the rounding of short numbers decides which key wins.
+    return not (
+        (s.values in SATURATED and s.precision in NARROW) or (s.values in SATURATED[2:] and s.precision != "full")
+    )
+
+
+def _omittable(s: Situation, conventions: Conventions) -> bool:
+    """Whether what is not given is what is given: all inputs one tensor, or without a value the key."""
+    left_out = {conventions.inputs[name] for name in s.omitted}
+    return not left_out or s.same == "all" or (left_out == {"value"} and s.same == "key and value")
 
 
 def axes(
