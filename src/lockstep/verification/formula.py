@@ -249,8 +249,7 @@ def evaluate(
     )  # (B, H, T, K)
     H, K = q.size(1), q.size(3)
     divisor = {"sqrt(head_dim)": math.sqrt(K), "1": 1.0, "sqrt(d_model)": math.sqrt(H * K), "head_dim": float(K),
-               "1/sqrt(head_dim)": 1 / math.sqrt(K), "float32 root": float(torch.tensor(K**0.5)),
-               "float32 inverse root": 1 / float(torch.tensor(K**-0.5))}[formula.scale]  # fmt: skip
+               "1/sqrt(head_dim)": 1 / math.sqrt(K)}[formula.scale]  # fmt: skip
     scores, rows = _hide(formula, q @ k.transpose(-2, -1) / divisor, visible)
     axes = {"keys": -1, "queries": -2, "heads": 1, "batch": 0}
     attention = scores.softmax(axes[formula.softmax]) if formula.softmax in axes else scores

@@ -178,9 +178,9 @@ def possible(situation: Situation, conventions: Conventions) -> bool:
     if max(T_q, T_k) >= LONG and (s.values != PLAIN.values or s.batch > 2 or s.precision in NARROW):
         return False
     # Saturated, the rounding of short numbers decides which key wins.
-    return not (
-        (s.values in SATURATED and s.precision in NARROW) or (s.values in SATURATED[2:] and s.precision != "full")
-    )
+    if s.values in SATURATED and s.precision in NARROW:
+        return False
+    return s.precision == "full" or s.values not in ("immense", "offset")
 
 
 def _omittable(s: Situation, conventions: Conventions) -> bool:
