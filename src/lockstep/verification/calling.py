@@ -19,6 +19,8 @@ _ROLES = {
     "key": {"k", "key", "keys", "xk", "ks"},
     "value": {"v", "value", "values", "xv", "vs"},
 }
+_AFFIXES = {"input", "inputs", "in", "x", "states", "state", "seq", "sequence", "tensor", "tokens", "token", "emb",
+            "embs", "embedding", "embeddings", "feats", "features", "layer", "data"}  # fmt: skip
 _X = {"x", "input", "inputs", "hidden_states", "src", "embeddings", "tensor", "inp", "emb", "embs", "xs", "seq", "h"}
 _CONTEXT = {"context", "memory", "encoder_hidden_states", "y", "enc", "kv", "source", "cond", "key_value_states",
             "encoder_output", "encoder_outputs", "enc_out", "x_kv", "ctx", "enc_output", "other"}  # fmt: skip
@@ -55,7 +57,7 @@ def _role(name: str) -> str | None:
     parts = set(name.lower().split("_"))
     if any("mask" in part or part in ("pos", "bias", "cache", "past") for part in parts) or name.lower() in _CONTEXT:
         return None
-    roles = [role for role, names in _ROLES.items() if parts & names]
+    roles = [role for role, names in _ROLES.items() if parts & names and parts <= names | _AFFIXES]
     return roles[0] if len(roles) == 1 else None
 
 
@@ -90,11 +92,20 @@ def _inputs(module: nn.Module, stated: Mapping[str, str] | None) -> dict[str, st
 
 def mask_arguments(module: nn.Module) -> list[str]:
     """The arguments of ``forward`` that take masks, by name."""
+    names = list(signature(type(module), "forward"))
     return [
         name
-        for name in signature(type(module), "forward")
-        if "mask" in name.lower() and name.lower() not in (*CAUSAL_ARGUMENTS, "head_mask")
+        for name in names
+        if "mask" in name.lower()
+        and name.lower() not in (*CAUSAL_ARGUMENTS, "head_mask")
+        # That of another argument, which is not given, is none of ours.
+        and not any(of.startswith(name.lower().removesuffix("_mask")) for of in names if _is_other(of))
     ]
+
+
+def _is_other(name: str) -> bool:
+    """Whether an argument is neither an input nor a mask, as far as its name tells."""
+    return "mask" not in name.lower() and name.lower() not in _X | _CONTEXT and _role(name) is None
 
 
 def optional_inputs(module: nn.Module, conventions: Conventions) -> list[str]:
@@ -108,7 +119,9 @@ def flags(module: nn.Module) -> dict[str, bool]:
     return {
         name: not parameter.default
         for name, parameter in signature(type(module), "forward").items()
-        if isinstance(parameter.default, bool) and {"weights", "attn", "attention", "attentions"} & set(name.split("_"))
+        if isinstance(parameter.default, bool)
+        and {"weights", "attn", "attention", "attentions"} & set(name.split("_"))
+        and {"need", "output", "return", "average", "with", "get"} & set(name.split("_"))
     }
 
 
@@ -169,6 +182,10 @@ def find_call(module: nn.Module, sizes: Sizes, stated: Mapping[str, Any]) -> tup
                 finite.append(form)
         except UserCodeError as error:
             failure = failure or error
+    if not working and stated.get("inputs") is None and (optional := optional_inputs(module, conventions)):
+        # With a context it wants to be constructed otherwise.
+        alone = {name: role for name, role in inputs.items() if name not in optional}
+        return find_call(module, sizes, {**stated, "inputs": alone})
     if not working:
         assert failure is not None
         given = f"it was given a width of {D} for {sizes.num_heads} heads"

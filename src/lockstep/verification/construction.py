@@ -1,11 +1,13 @@
 """First stage: sizes, and the constructor arguments that give a class these sizes, found by the names they bear."""
 
+import contextlib
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +23,8 @@ _NAMES = {
     "num_hiddens n_hidden d_in d_out dim_in dim_out in_dim out_dim input_dim output_dim in_features out_features "
     "query_dim d units channels width size",
     "num_heads": "num_heads n_heads n_head nhead nheads heads head h num_head head_num heads_num heads_count "
-    "num_attention_heads n_attention_heads attention_heads encoder_attention_heads head_count",
+    "num_attention_heads n_attention_heads attention_heads encoder_attention_heads decoder_attention_heads head_count "
+    "num_key_value_heads num_kv_heads n_kv_heads",
     "head_dim": "head_dim head_size dim_head d_head d_k d_v d_q depth dim_k dim_v d_kv key_dim dim_per_head "
     "attention_head_size",
     "bias": "bias use_bias qkv_bias attention_bias",
@@ -96,6 +99,8 @@ def _word(name: str) -> Any:
     """What to give for a constructor argument of this name, or None."""
     if name.lower() in _LENGTHS.split():
         return LENGTH
+    if name.lower() in ("layer_idx", "layer_id", "layer_index"):
+        return 0
     return "cpu" if name.lower() == "device" else _symbol(name)
 
 
@@ -139,19 +144,28 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
     arguments = {name: _as_word(name, value, sizes) for name, value in given.items()}
     actual = resolve(given, sizes.values())
     recordings: dict[str, _Recording] = {}
+    unknown: list[str] = []
     for name, parameter in parameters.items():
         word = _word(name)
-        if name in _CONFIGS and isinstance(given.get(name, {}), Mapping):
+        config = _config(cls, name) if isinstance(given.get(name, {}), Mapping) else None
+        if config is not None:
+            arguments[name] = config | dict(arguments.get(name, {}))
+            actual |= resolve({name: arguments[name]}, sizes.values())
+        elif name in _CONFIGS and isinstance(given.get(name, {}), Mapping):
             actual[name] = recordings[name] = _Recording(sizes, given.get(name, {}))
         elif name in given:
             continue
         elif word is not None:
             arguments[name], actual[name] = word, sizes.values().get(word, word)
         elif parameter.default is parameter.empty:
-            raise CannotTell(
-                f"the constructor argument {name!r} of {cls.__name__} cannot be guessed from its name; "
-                f"settle it with arguments.{name}=..., a value or one of the words {', '.join(sizes.values())}"
-            )
+            unknown.append(name)
+    if unknown:
+        many, it = ("s", "them") if len(unknown) > 1 else ("", "it")
+        raise CannotTell(
+            f"the constructor argument{many} {' and '.join(map(repr, unknown))} of {cls.__name__} cannot be guessed from "
+            f"{'their names' if many else 'its name'}; settle {it} with "
+            f"{' '.join(f'arguments.{name}=...' for name in unknown)}, a value or one of the words {', '.join(sizes.values())}"
+        )
     try:
         module = cls(**actual)
     except (KeyError, AttributeError):
@@ -167,6 +181,35 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
     if not any(f"'{word}'" in str(arguments) for word in ("d_model", "num_heads", "head_dim")):
         sizes = replace(sizes, d_model=_width(module))
     return module, arguments, sizes
+
+
+def _config(cls: type, name: str) -> dict[str, Any] | None:
+    """What an argument is told that takes a configuration class: ``_class_``, and the words for its attributes.
+
+    The class is the one that annotates the argument, or one that the class's own file knows, best of its name
+    (``BertConfig`` for ``BertSelfAttention``), and has a width and a number of heads.
+    """
+    annotation = signature(cls, "__init__")[name].annotation
+    beside = vars(sys.modules[cls.__module__]) if name in _CONFIGS else {}
+    kin = [of for known, of in beside.items() if known.endswith("Config") and isinstance(of, type)]
+    for config in (
+        annotation,
+        *get_args(annotation),
+        *sorted(kin, key=lambda of: not cls.__name__.startswith(of.__name__.removesuffix("Config"))),
+    ):
+        if isinstance(config, type) and (config.__name__.endswith("Config") or is_dataclass(config)):
+            with contextlib.suppress(Exception):
+                attributes = vars(config())
+                words = {
+                    name: word
+                    for name, value in attributes.items()
+                    if (word := _symbol(name)) is not None and isinstance(value, bool) <= (word == "bias")
+                }
+                if not {"d_model", "num_heads"} <= set(words.values()):
+                    continue
+                eager = {"_attn_implementation": "eager"} if hasattr(config, "_attn_implementation") else {}
+                return {"_class_": f"{config.__module__}:{config.__name__}"} | words | eager
+    return None
 
 
 def _width(module: nn.Module) -> int:

@@ -181,11 +181,17 @@ _NOT_THEIRS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent),
 def resolve(arguments: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Constructor arguments with the words d_model, num_heads, head_dim, bias and dropout replaced by their values.
 
-    A mapping among them becomes a configuration object.
+    A mapping among them becomes a configuration object: of the class that it names as ``_class_``, its other entries
+    set on it, or one of entries alone.
     """
     resolved: dict[str, Any] = {}
     for name, given in arguments.items():
-        if isinstance(given, Mapping):
+        if isinstance(given, Mapping) and "_class_" in given:
+            module, _, cls = given["_class_"].partition(":")
+            resolved[name] = getattr(importlib.import_module(module), cls)()
+            for entry, value in resolve({k: v for k, v in given.items() if k != "_class_"}, values).items():
+                setattr(resolved[name], entry, value)
+        elif isinstance(given, Mapping):
             resolved[name] = Settings(resolve(given, values))
         else:
             resolved[name] = values.get(given, given) if isinstance(given, str) else given

@@ -17,7 +17,7 @@ from lockstep.verification.counterexample import counterexample
 from lockstep.verification.formula import FAULTS, Fault, Norm, plain_norm
 from lockstep.verification.hypotheses import Hypothesis, has_scores_fault, reproduces, stored_alike, tied
 from lockstep.verification.user_code import UserCodeError, user_code
-from lockstep.verification.weight_search import Cell, Groups, bijective, cells, norms, redraw
+from lockstep.verification.weight_search import Cell, Groups, bijective, cells, redraw, whole_norms
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 """Query (B, T_q, D), key and value (B, T_k, D)."""
@@ -149,7 +149,7 @@ class MappingSearch:
                 yield hypothesis
 
     def _value_faults(self, starts: list[Hypothesis], inputs: Inputs, out: Tensor) -> Iterator[Hypothesis]:
-        layers: list[Norm] = [*norms(self.module).values(), plain_norm]
+        layers: list[Norm] = [*whole_norms(self.module, self.sizes.d_model), plain_norm]
         alone = [Hypothesis({"value.weight": value}) for value in self.places]
         for fault in FAULTS:
             if fault.stage != "value path":

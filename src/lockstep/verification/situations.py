@@ -180,6 +180,8 @@ def possible(situation: Situation, conventions: Conventions) -> bool:
     # Saturated, the rounding of short numbers decides which key wins.
     if s.values in SATURATED and s.precision in NARROW:
         return False
+    if s.values == "immense" and (s.learns or s.forms or causal):  # scores beyond the -1e9 that hides in many classes
+        return False
     return s.precision == "full" or s.values not in ("immense", "offset")
 
 

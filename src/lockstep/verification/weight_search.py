@@ -20,6 +20,11 @@ def norms(module: nn.Module) -> dict[str, nn.Module]:
     return {name: part for name, part in module.named_modules() if isinstance(part, _NORMS)}
 
 
+def whole_norms(module: nn.Module, d_model: int) -> list[nn.Module]:
+    """Those of a whole position (D)."""
+    return [part for part in norms(module).values() if getattr(part, "normalized_shape", None) == (d_model,)]
+
+
 def redraw(module: nn.Module, sizes: Sizes, generator: torch.Generator, biases: bool) -> None:
     """Draw every parameter anew, so that no two are alike and scores have a deviation of 2.5; biases, or zero them.
 
