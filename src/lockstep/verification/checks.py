@@ -12,14 +12,14 @@ from torch import Tensor
 from lockstep.verification.candidate import Candidate
 from lockstep.verification.drawing import Given, Inputs, draw
 from lockstep.verification.formula import relative_difference
-from lockstep.verification.situations import Situation, possible
+from lockstep.verification.situations import LONG, Situation, possible
 from lockstep.verification.user_code import CannotTell, UserCodeError, user_code
 
 LIMITS = {"float64": 1e-10, "float32": 5e-5, "float16": 2e-2, "autocast": 5e-2, "bfloat16": 5e-2}
 """On the largest difference, relative to the largest value of the reference; below float64, four times the
 reference's own rounding where that is more."""
 _LOOSER = {"large": 10, "huge": 100, "offset": 100, "immense": 1000}
-"""Times that, where the scores, and with them their rounding, are so much larger."""
+"""Times that, where the scores, and with them their rounding, are so much larger; ten times for long sums."""
 _FLOORS = {"float64": 1e-3, "float32": 0.1, "float16": 0.5, "autocast": 0.5, "bfloat16": 0.5}
 """Of the largest gradient: the least that another is relative to, since the key bias's is zero but for rounding."""
 
@@ -110,12 +110,11 @@ def _situation_checks(candidate: Candidate, s: Situation, known: Judged) -> list
     suffix = "" if precision == "float64" else f" {'under' if precision == 'autocast' else 'in'} {precision}"
     # What spoils a class can be less than the rounding of short numbers, or of large scores.
     sharp = precision == "float64" and s.values not in _LOOSER
+    limit = LIMITS[precision] * _LOOSER.get(s.values, 1) * (10 if max(s.lengths) >= LONG else 1)
     checks = []
     for kind, figures, nulls in zip(("output", "gradients"), _differences(found, exact, precision), own, strict=True):
         if figures:
-            limits = {
-                name: max(LIMITS[precision] * _LOOSER.get(s.values, 1), 4 * nulls.get(name, 0.0)) for name in figures
-            }
+            limits = {name: max(limit, 4 * nulls.get(name, 0.0)) for name in figures}
             worst = max(figures, key=lambda name: figures[name] / limits[name])
             sharp = sharp and (kind == "output" or any(g.abs().max() > 1e-6 for g in exact.gradients.values()))
             note = f"largest in {worst}" if kind == "gradients" else ""

@@ -160,11 +160,11 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
         elif parameter.default is parameter.empty:
             unknown.append(name)
     if unknown:
-        many, it = ("s", "them") if len(unknown) > 1 else ("", "it")
+        names = " and ".join(map(repr, unknown))
+        settle = " ".join(f"arguments.{name}=..." for name in unknown)
         raise CannotTell(
-            f"the constructor argument{many} {' and '.join(map(repr, unknown))} of {cls.__name__} cannot be guessed from "
-            f"{'their names' if many else 'its name'}; settle {it} with "
-            f"{' '.join(f'arguments.{name}=...' for name in unknown)}, a value or one of the words {', '.join(sizes.values())}"
+            f"of {cls.__name__} the constructor argument{'s' * (len(unknown) > 1)} {names} cannot be guessed by name; settle "
+            f"with {settle}, a value or one of the words {', '.join(sizes.values())}"
         )
     try:
         module = cls(**actual)
@@ -192,11 +192,8 @@ def _config(cls: type, name: str) -> dict[str, Any] | None:
     annotation = signature(cls, "__init__")[name].annotation
     beside = vars(sys.modules[cls.__module__]) if name in _CONFIGS else {}
     kin = [of for known, of in beside.items() if known.endswith("Config") and isinstance(of, type)]
-    for config in (
-        annotation,
-        *get_args(annotation),
-        *sorted(kin, key=lambda of: not cls.__name__.startswith(of.__name__.removesuffix("Config"))),
-    ):
+    kin.sort(key=lambda of: not cls.__name__.startswith(of.__name__.removesuffix("Config")))
+    for config in (annotation, *get_args(annotation), *kin):
         if isinstance(config, type) and (config.__name__.endswith("Config") or is_dataclass(config)):
             with contextlib.suppress(Exception):
                 attributes = vars(config())

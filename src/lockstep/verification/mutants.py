@@ -46,7 +46,7 @@ CONTEXTS = (
     ContextFault("its gradient, in training", lambda m, x, out: m.training, gradient=True),
     ContextFault("without gradients", lambda m, x, out: not torch.is_grad_enabled()),
     ContextFault("in inference mode", lambda m, x, out: torch.is_inference_mode_enabled()),
-    ContextFault("under autocast", lambda m, x, out: torch.is_autocast_enabled("cpu")),
+    ContextFault("under autocast", lambda m, x, out: torch.is_autocast_enabled("cpu"), ("autocast",)),
     ContextFault("in float32", lambda m, x, out: x.query.dtype == torch.float32),
     ContextFault("its gradient, where no input learns", lambda m, x, out: not x.leaves, gradient=True),
     ContextFault("its gradient, where no weight learns", lambda m, x, out: not next(m.parameters()).requires_grad,
@@ -92,6 +92,7 @@ def _applies(needs: Sequence[str], candidates: Mapping[str, Candidate], asked: S
         "batch mask": any("b" in form.shape for form in conventions.masks),
         "causal": causal,
         "lengths": any(situation.lengths[0] < situation.lengths[1] for situation in asked),
+        "autocast": any(situation.precision == "autocast" for situation in asked),
         "longer": any(situation.lengths[0] > situation.lengths[1] for situation in asked),
     }
     return all(offers[need] for need in needs)
