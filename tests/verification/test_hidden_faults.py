@@ -27,11 +27,11 @@ def verify(name: str, **options: Any) -> Certificate:
         ("MaskLostWithoutGrad", "mask: .*training"),
         ("MaskInFirstHead", "when 'mask' is given"),
         ("FirstMaskKept", "output, mask: "),
-        ("MaskTooWeak", "large scores"),
-        ("ScaleAcrossInTraining", "T_q = .*training"),
+        ("MaskTooWeak", "large scores|far from zero"),
+        ("ScaleAcrossInTraining", "T_q = .*(training|mixed)"),
         ("SingleSample", "B = 1"),
-        ("FirstKeys", "T = 130"),
-        ("LocalWindow", "T = 130"),
+        ("FirstKeys", "T = 128"),
+        ("LocalWindow", "T = 128"),
         ("SmallConstant", "adds a small constant"),
         ("BiasBlocksInEval", "training"),
         ("ScaledBeforeBias", "the biases"),
@@ -42,7 +42,6 @@ def verify(name: str, **options: Any) -> Certificate:
         ("WritesInput", "writes into its inputs"),
         ("RunningMean", "carried over from call to call"),
         ("Frozen", r"its constructor freezes k_proj\.weight, k_proj\.bias"),
-        ("PackedGrouped", "could_not_tell|unknown"),
         ("OneShapeInverted", "ones in 'mask' hide where it has the shape b 1 q k"),
         ("MemoryConfused", "key and value one tensor"),
     ],
@@ -58,6 +57,12 @@ def test_it_is_found(name: str, says: str) -> None:
 def test_its_right_neighbour_is_certified(name: str) -> None:
     certificate = verify(name)
     assert certificate.verdict == "equivalent", certificate.table()
+
+
+def test_fewer_key_heads_are_not_told() -> None:
+    certificate = verify("PackedGrouped")
+    assert certificate.verdict == "could not tell"
+    assert "unknown difference" in certificate.findings[0].sentence
 
 
 def test_what_is_not_zero_hides_is_asked_about() -> None:

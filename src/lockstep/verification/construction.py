@@ -163,8 +163,8 @@ def construct(cls: type, given: Mapping[str, Any], num_heads: int | None) -> tup
         names = " and ".join(map(repr, unknown))
         settle = " ".join(f"arguments.{name}=..." for name in unknown)
         raise CannotTell(
-            f"of {cls.__name__} the constructor argument{'s' * (len(unknown) > 1)} {names} cannot be guessed by name; settle "
-            f"with {settle}, a value or one of the words {', '.join(sizes.values())}"
+            f"of {cls.__name__} the constructor argument{'s' * (len(unknown) > 1)} {names} cannot be guessed by name; "
+            f"settle with {settle}, a value or one of the words {', '.join(sizes.values())}"
         )
     try:
         module = cls(**actual)

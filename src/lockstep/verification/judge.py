@@ -189,6 +189,9 @@ class _Verification:
                     found, search = again.search(), again
                     c.remarks.append(f"it has {other.num_heads} head{'s'[: other.num_heads - 1]}: found by trying")
                     return found, search
+            if error.certain:
+                c.differs("unknown", f"unknown difference, first seen in {error}")
+                return None, search
             refuted = search.counterexample()
             if refuted is None:
                 raise CannotTell(

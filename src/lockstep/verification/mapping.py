@@ -26,7 +26,15 @@ Answer = tuple[MaskForm | None, Inputs, Tensor]
 
 
 class Unexplained(Exception):
-    """No hypothesis reproduces the output; says at which stage."""
+    """No hypothesis reproduces the output; says at which stage.
+
+    Args:
+        certain: the class is another function, not only an unknown one.
+    """
+
+    def __init__(self, stage: str, *, certain: bool = False) -> None:
+        super().__init__(stage)
+        self.certain = certain
 
 
 class MappingSearch:
@@ -279,7 +287,7 @@ class MappingSearch:
                     for with_key in extended(with_query, "key", inside if found.faults else []):
                         if self._agrees(with_key, *several):
                             return self._ignored_biases(with_key, inside, several)
-        raise Unexplained("the biases: without them the output is explained, with them it is not")
+        raise Unexplained("the biases: without them the output is explained, with them it is not", certain=True)
 
     def _outputs_again(self) -> tuple[Inputs, Tensor]:
         T_k = 7 if len(self.conventions.roles) == 1 or self.unequal_lengths_failed else 11
