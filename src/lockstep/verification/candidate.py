@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lockstep.attention.layout import Layout
 from lockstep.verification.construction import Sizes, WithoutDropout, signature
 from lockstep.verification.conventions import NUMBERS, Conventions
-from lockstep.verification.drawing import Inputs, draw, laid
+from lockstep.verification.drawing import Inputs, draw, laid, zeroed
 from lockstep.verification.formula import Formula, evaluate
 from lockstep.verification.situations import Situation
 from lockstep.verification.user_code import UserCodeError, user_code
@@ -125,7 +125,8 @@ class Candidate:
         """The reference's output, and which rows are judged."""
         causal = self.conventions.causal or situation.is_causal
         formula = Formula(causal="lower_right" if causal else "none")
-        return evaluate(formula, weights, inputs.query, inputs.key, inputs.value, inputs.visible)
+        out, rows = evaluate(formula, weights, inputs.query, inputs.key, inputs.value, inputs.visible)
+        return out, rows & ~zeroed(inputs) if self.conventions.zeroes_hidden else rows
 
 
 class Mutant(Candidate):

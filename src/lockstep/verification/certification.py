@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor, nn
 
-from lockstep.verification.calling import flags, mask_arguments, optional_inputs
+from lockstep.verification.calling import flags, optional_inputs
 from lockstep.verification.candidate import Candidate
 from lockstep.verification.certificate import Certificate, Finding
 from lockstep.verification.checks import Check, Judged, judged_checks, smallest_failure
@@ -120,7 +120,8 @@ def _situations(
         plainest = min(situations, key=lambda s: len(str(s)))
         more = f", and {len(situations) - 1} like it" if len(situations) > 1 else ""
         c.remarks.append(f"it refuses {plainest}{more}: {reason}")
-    used = {*conventions.inputs, *mask_arguments(candidates[""].module), conventions.causal_argument, *switches}
+    masks = {form.argument for form in (*conventions.masks, *conventions.self_masks)}
+    used = {*conventions.inputs, *masks, conventions.causal_argument, *switches}
     c.reach = _reach(candidates, answered) | {
         "arguments left as they are": ", ".join(name for name in parameters if name not in used) or "none"
     }
@@ -193,11 +194,10 @@ def _rounding(
             size: Candidate(of.module.float(), of.sizes, of.conventions, of.mapping) for size, of in candidates.items()
         }
         checks = list(judged_checks(single, asked, known))
-        wrong = next((check for check in checks if not check.passed), None)
-        if wrong is None:
-            c.checks = [own for own in c.checks if own.situation is None] + checks
-            c.precision = "float32 inside"
-            return single
+        c.checks = [own for own in c.checks if own.situation is None] + checks
+        c.precision = "float32 inside"
+        wrong = next((check.situation for check in checks if not check.passed), None)
+        return single if wrong is None else _rounding(c, single, asked, known, smallest_failure(single, wrong))
     if small:
         c.differs(
             "single_precision",

@@ -86,6 +86,7 @@ class Conventions:
         output: index or name of the output where ``forward`` returns several values.
         masks: the forms in which masks are accepted, the most general one first.
         self_masks: those that are where no optional input is given.
+        zeroes_hidden: in self-attention a position that is hidden as a key gets zeros as a query.
         neutral: the form of an all-visible mask, for a class that cannot do without one.
         causal: the class always hides later keys.
         causal_argument: the argument that switches causality on.
@@ -101,6 +102,7 @@ class Conventions:
     causal_argument: str | None = None
     none: tuple[str, ...] = ()
     self_masks: tuple[MaskForm, ...] = ()
+    zeroes_hidden: bool = False
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Conventions":

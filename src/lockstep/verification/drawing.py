@@ -42,6 +42,15 @@ class Inputs:
 Given = Callable[[torch.dtype], Inputs]
 
 
+def zeroed(inputs: Inputs) -> Tensor:
+    """Positions (B, T) that no query sees, where queries and keys are the same positions."""
+    visible = inputs.visible
+    B, T = inputs.query.shape[:2]
+    if visible is None or visible.is_floating_point() or visible.size(2) > 1 or inputs.key.size(1) != T:
+        return torch.zeros(B, T, dtype=torch.bool)
+    return ~visible.any(1)[:, 0].expand(B, T)
+
+
 def draw(
     s: Situation, roles: Collection[str], sizes: Sizes, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> Given:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.attention.contract import INPUT_ROLES
 from lockstep.verification.candidate import Candidate
 from lockstep.verification.construction import Sizes, set_dropout
 from lockstep.verification.foreign import resolve
@@ -39,12 +40,13 @@ def at_other_sizes(
             mapping = [layout for layout in candidate.mapping if set(layout.names(sizes.num_heads)) <= own]
             other = Candidate(module, sizes, candidate.conventions, mapping)
             redraw(module, sizes, torch.Generator().manual_seed(0), biases=True)
-            back = other.stored(other.canonical(dict(module.named_parameters())))
+            canonical = other.canonical(dict(module.named_parameters()))
+            back = other.stored(canonical)
             other.call(other.draw(PLAIN), PLAIN)
         except (UserCodeError, RuntimeError, ValueError, KeyError) as error:
             remarks.append(f"not verified with {name}: {error}")
             continue
-        if set(back) != own:
+        if set(back) != own or not {f"{role}.weight" for role in (*INPUT_ROLES, "output")} <= set(canonical):
             remarks.append(f"not verified with {name}: its weights are others there")
         else:
             found[name] = other

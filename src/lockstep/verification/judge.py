@@ -282,6 +282,7 @@ class _Verification:
             masks=tuple(masks.forms),
             self_masks=tuple(masks.self_forms),
             causal_argument=masks.causal_argument,
+            zeroes_hidden=masks.zeroes_hidden,
         )
         return masks
 

@@ -12,9 +12,9 @@ from lockstep.verification.candidate import Candidate
 from lockstep.verification.checks import LIMITS, Check
 from lockstep.verification.construction import signature
 from lockstep.verification.conventions import MASK_SHAPES, MEANINGS, NUMBERS, MaskForm
-from lockstep.verification.drawing import Inputs, draw
+from lockstep.verification.drawing import Inputs, draw, zeroed
 from lockstep.verification.formula import FAULTS, Fault, Formula, evaluate, relative_difference
-from lockstep.verification.hypotheses import Hypothesis, reproduces
+from lockstep.verification.hypotheses import AGREES, Hypothesis, reproduces
 from lockstep.verification.situations import PLAIN, Situation
 from lockstep.verification.user_code import CannotTell, UserCodeError
 
@@ -27,6 +27,7 @@ class MaskFindings:
         forms: those that are right.
         self_forms: those that are where no optional input is given.
         biases: real numbers in an additive mask are added to the scores.
+        zeroes_hidden: a position that is hidden as a key gets zeros as a query.
         causal_argument: the causal switch.
         faults: what is wrong.
         checks: by how much.
@@ -37,6 +38,7 @@ class MaskFindings:
     forms: list[MaskForm] = field(default_factory=list)
     self_forms: list[MaskForm] = field(default_factory=list)
     biases: bool = False
+    zeroes_hidden: bool = False
     causal_argument: str | None = None
     faults: list[Fault] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
@@ -49,6 +51,7 @@ class _Answers:
 
     def __init__(self, candidate: Candidate, found: Hypothesis) -> None:
         self.candidate, self.found = candidate, found
+        self.zeroes_hidden = False
         self.weights = found.weights(candidate.module, candidate.sizes)
 
     def ask(self, situation: Situation) -> tuple[Inputs, Tensor | None]:
@@ -92,7 +95,17 @@ class _Answers:
         formula = self.found.formula
         if situation.is_causal:
             formula = replace(formula, causal="lower_right")
-        return None if out is None else self.matches(formula, inputs, out)
+        if out is None or self.matches(formula, inputs, out):
+            return None if out is None else True
+        hidden = zeroed(inputs)
+        if not hidden.any() or out[hidden].any():
+            return False
+        expected, rows = evaluate(
+            formula, self.weights, inputs.query, inputs.key, inputs.value, inputs.visible, self.found.norm
+        )
+        rows = rows & ~hidden
+        self.zeroes_hidden = relative_difference(out[rows], expected[rows]) <= AGREES
+        return self.zeroes_hidden
 
 
 def find_masks(
@@ -114,6 +127,8 @@ def find_masks(
     parameters = signature(type(candidate.module), "forward")
     optional = tuple(optional_inputs(candidate.module, candidate.conventions))
     for argument in mask_arguments(candidate.module):
+        if "key" not in candidate.conventions.roles and _OF_A_CONTEXT & set(argument.lower().split("_")):
+            continue
         forms = [
             MaskForm(argument, one, other)
             for one in ((meaning,) if meaning else MEANINGS)
@@ -144,6 +159,9 @@ def find_masks(
         else:
             running = [form for form, right in verdicts.items() if right is False]
             _diagnose(answers, argument, running, findings, cross=False)
+    findings.zeroes_hidden = answers.zeroes_hidden
+    if findings.zeroes_hidden:
+        findings.remarks.append("a position that the mask hides gets zeros, as a kernel that skips padding gives it")
     findings.causal_argument = _causal_argument(answers, cross, findings)
     return findings
 
@@ -153,6 +171,7 @@ def _masked(form: MaskForm, cross: bool = False) -> Situation:
     return replace(plain, lengths=(5, 11), same="none") if cross else plain
 
 
+_OF_A_CONTEXT = {"encoder", "context", "memory", "cross", "kv", "mem"}
 _INVERSE = {"zero_blocks": "one_blocks", "true_attends": "true_blocks"}
 _INVERSE |= {other: one for one, other in _INVERSE.items()}
 

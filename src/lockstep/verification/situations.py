@@ -59,9 +59,10 @@ class Situation:
 
     @property
     def refusable(self) -> bool:
-        """To refuse it is no wrong answer: masks that are fine alone but not together, an option, a long sequence."""
+        """To refuse it is no wrong answer: several masks, long sequences, inputs that lie otherwise, an option."""
         several, long = len(self.forms) + self.is_causal > 1, max(self.lengths) >= LONG
-        return several or long or self.integers or bool(self.options) or self.precision in NARROW
+        lies_otherwise = self.storage != PLAIN.storage
+        return several or long or lies_otherwise or self.integers or bool(self.options) or self.precision in NARROW
 
     @property
     def learns(self) -> bool:
