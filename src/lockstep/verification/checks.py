@@ -12,10 +12,10 @@ from torch import Tensor
 from lockstep.verification.candidate import Candidate
 from lockstep.verification.drawing import Given, Inputs, draw
 from lockstep.verification.formula import relative_difference
-from lockstep.verification.situations import LONG, Situation, possible
+from lockstep.verification.situations import LONG, NARROW, Situation, possible
 from lockstep.verification.user_code import CannotTell, UserCodeError, user_code
 
-LIMITS = {"float64": 1e-10, "float32": 5e-5, "float16": 2e-2, "autocast": 5e-2, "bfloat16": 5e-2}
+LIMITS = {"float64": 1e-10, "float32": 5e-5, "float16": 2e-2, "autocast": 0.1, "bfloat16": 0.1}
 """On the largest difference, relative to the largest value of the reference; below float64, four times the
 reference's own rounding where that is more."""
 _LOOSER = {"large": 10, "huge": 100, "offset": 100, "immense": 1000}
@@ -114,7 +114,8 @@ def _situation_checks(candidate: Candidate, s: Situation, known: Judged) -> list
     checks = []
     for kind, figures, nulls in zip(("output", "gradients"), _differences(found, exact, precision), own, strict=True):
         if figures:
-            limits = {name: max(limit, 4 * nulls.get(name, 0.0)) for name in figures}
+            own_limit = 2 * limit if kind == "gradients" and s.precision in NARROW else limit
+            limits = {name: max(own_limit, 4 * nulls.get(name, 0.0)) for name in figures}
             worst = max(figures, key=lambda name: figures[name] / limits[name])
             sharp = sharp and (kind == "output" or any(g.abs().max() > 1e-6 for g in exact.gradients.values()))
             note = f"largest in {worst}" if kind == "gradients" else ""
