@@ -114,3 +114,18 @@ def test_the_certificate_states_its_reach() -> None:
 def test_an_argument_that_nobody_knows_is_listed() -> None:
     certificate = verify("Optional", thorough=False)
     assert certificate.reach["arguments left as they are"] == "past"
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [
+        ("KeyAndValueIgnored", ["value_reads_query", "key_reads_query"]),
+        ("Divided", ["factor"]),
+        pytest.param("ScaleAndSoftmax", ["scale_d_model", "softmax_over_queries"], marks=pytest.mark.slow),
+        pytest.param("KeyAndValueSwapped", ["value_reads_key", "key_reads_value"], marks=pytest.mark.slow),
+    ],
+)
+def test_several_faults_have_their_names(name: str, codes: list[str]) -> None:
+    certificate = verify(name, thorough=False)
+    assert certificate.verdict == "different"
+    assert [finding.code for finding in certificate.findings] == codes

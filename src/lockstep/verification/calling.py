@@ -23,7 +23,7 @@ _AFFIXES = {"input", "inputs", "in", "x", "states", "state", "seq", "sequence", 
             "embs", "embedding", "embeddings", "feats", "features", "layer", "data"}  # fmt: skip
 _X = {"x", "input", "inputs", "hidden_states", "src", "embeddings", "tensor", "inp", "emb", "embs", "xs", "seq", "h"}
 _CONTEXT = {"context", "memory", "encoder_hidden_states", "y", "enc", "kv", "source", "cond", "key_value_states",
-            "encoder_output", "encoder_outputs", "enc_out", "x_kv", "ctx", "enc_output", "other"}  # fmt: skip
+            "xa", "encoder_output", "encoder_outputs", "enc_out", "x_kv", "ctx", "enc_output", "other"}  # fmt: skip
 CAUSAL_ARGUMENTS = {"is_causal", "causal", "use_causal_mask", "use_causal", "apply_causal_mask", "masked"}
 OPTIONS = ("inputs", "layout", "mask", "mask_shape", "num_heads")
 """What ``conventions`` may state."""

@@ -122,8 +122,10 @@ def _situations(
         c.remarks.append(f"it refuses {plainest}{more}: {reason}")
     masks = {form.argument for form in (*conventions.masks, *conventions.self_masks)}
     used = {*conventions.inputs, *masks, conventions.causal_argument, *switches}
+    several = conventions.output is not None or bool(switches)
     c.reach = _reach(candidates, answered) | {
-        "arguments left as they are": ", ".join(name for name in parameters if name not in used) or "none"
+        "other outputs": "not verified" if several else "none",
+        "arguments left as they are": ", ".join(name for name in parameters if name not in used) or "none",
     }
     return answered
 

@@ -36,6 +36,7 @@ class Formula:
         merge: "swap" axes before joining heads, or "reshape" at once.
         projected: there is an output projection.
         around: residual and normalisation inside the class.
+        factor: what the output is multiplied by, before its bias is added.
     """
 
     reads: tuple[str, str, str] = INPUT_ROLES
@@ -49,6 +50,7 @@ class Formula:
     merge: str = "swap"
     projected: bool = True
     around: str = "none"
+    factor: float = 1.0
 
     def fits(self, T_q: int, T_k: int) -> bool:
         """Whether the inputs that it reads are of lengths that belong together."""
@@ -79,8 +81,12 @@ class Fault:
 
     def applied_to(self, formula: Formula) -> Formula:
         changes = dict(self.changes)
-        if "shared" in changes:  # by the value, found at one stage, and by the query, found at another
+        # What is found of the value at one stage stays beside what is found of query and key at another.
+        if "shared" in changes:
             changes["shared"] += formula.shared
+        if "reads" in changes:
+            both = zip(changes["reads"], formula.reads, INPUT_ROLES, strict=True)
+            changes["reads"] = tuple(before if new == right else new for new, before, right in both)
         return replace(formula, **changes)
 
 
@@ -259,6 +265,7 @@ def evaluate(
     B, H, T, K = context.shape
     if formula.average == "context":
         context = context.mean(1, keepdim=True).expand_as(context)
+    context = context if formula.factor == 1.0 else context * formula.factor
     merged = context.reshape(B, T, H * K) if formula.merge == "reshape" else context.transpose(1, 2).flatten(2)
     out = (
         F.linear(merged, weights["output.weight"].flatten(1), weights.get("output.bias"))

@@ -6,7 +6,7 @@ key, where only the value path matters; then several keys, where the scores do; 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 
 import torch
 from torch import Tensor, nn
@@ -132,6 +132,7 @@ class MappingSearch:
         found = [start for start in starts if self._agrees(start, inputs, out)]
         found = found or list(self._heads_reordered(starts))
         found = found or list(self._value_faults(starts, inputs, out))
+        found = found or list(self._multiplied(starts))
         if not found:
             self.doubt = "the value path: with a single key the output is no product of two of its matrices"
             weights = ("softmax_over_heads", "softmax_over_batch", "no_softmax")
@@ -155,6 +156,20 @@ class MappingSearch:
             hypothesis = replace(start, cells=start.cells | {"output.weight": reordered})
             if sorted(nearest) == list(range(H)) and self._agrees(hypothesis, inputs, out):
                 yield hypothesis
+
+    def _multiplied(self, starts: list[Hypothesis]) -> Iterator[Hypothesis]:
+        """The output is a multiple of the right one."""
+        inputs = self.inputs(4, 1, 1)
+        out = self.run(inputs, self.neutrals[0]).double()
+        for start in starts:
+            weights = start.weights(self.module, self.sizes)
+            single = torch.einsum(
+                "btm,hkm,dhk->btd", inputs[2].double(), weights["value.weight"], weights["output.weight"]
+            )
+            factor = float((out * single).sum() / single.square().sum())
+            fault = Fault("factor", f"its output is multiplied by {factor:.4g}", (("factor", factor),), "value path")
+            if self._agrees(start.faulty(fault), inputs, out):
+                yield start.faulty(fault)
 
     def _value_faults(self, starts: list[Hypothesis], inputs: Inputs, out: Tensor) -> Iterator[Hypothesis]:
         layers: list[Norm] = [*whole_norms(self.module, self.sizes.d_model), plain_norm]
@@ -219,10 +234,23 @@ class MappingSearch:
             self._first(answers, [h for h in early if stored_alike(h)] + late)
             or self._first(answers, [h for h in late if stored_alike(h)], faults)
             or self._first(answers, [h.faulty(tied(h.cells)) for h in self._tied(starts)])
+            or self._two_faults(answers, [h for h in late if stored_alike(h)], faults)
         )
         if found is None:
             raise Unexplained(self.doubt)
         return found
+
+    def _two_faults(
+        self, answers: list[Answer], hypotheses: list[Hypothesis], faults: Sequence[Fault]
+    ) -> Hypothesis | None:
+        """Two faults of one stage that change different things."""
+        for one, other in combinations(faults, 2):
+            if {name for name, _ in one.changes} & {name for name, _ in other.changes}:
+                continue
+            found = self._first(answers, [hypothesis.faulty(one) for hypothesis in hypotheses], [other])
+            if found is not None:
+                return found
+        return None
 
     def _pairs(self, start: Hypothesis) -> Iterator[tuple[Cell, Cell]]:
         """Places for query and key beside the output projection's."""

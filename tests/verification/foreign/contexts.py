@@ -387,3 +387,26 @@ class OwnDropout(Right):
 class OutputDropoutToo(Right):
     def merge(self, x):
         return F.dropout(super().merge(x), self.p, self.training)
+
+
+class ScaleAndSoftmax(Right):
+    def scale(self, q, k):
+        return math.sqrt(q.size(-1) * self.h)
+
+    def weights(self, scores):
+        return scores.softmax(-2)
+
+
+class KeyAndValueIgnored(Right):
+    def inputs(self, query, key, value):
+        return query, query, query
+
+
+class KeyAndValueSwapped(Right):
+    def inputs(self, query, key, value):
+        return query, value, key
+
+
+class Divided(Right):
+    def weights(self, scores):
+        return scores.softmax(-1) / self.h
