@@ -129,3 +129,20 @@ def test_several_faults_have_their_names(name: str, codes: list[str]) -> None:
     certificate = verify(name, thorough=False)
     assert certificate.verdict == "different"
     assert [finding.code for finding in certificate.findings] == codes
+
+
+@pytest.mark.parametrize(
+    ("sizes", "code", "says"),
+    [
+        ({"num_heads": 4, "num_kv": 2}, "fewer_key_heads", "2 heads of key and value serve 4 of the query"),
+        ({"num_heads": 4, "num_kv": 2, "packed": True}, "fewer_key_heads", "2 heads of key and value serve 4"),
+        ({"num_heads": 4, "num_kv": 4, "inner": 32}, "other_sizes", "a head has 8 channels, where .* is 16"),
+        ({"num_heads": 4, "num_kv": 4, "inner": 96, "packed": True}, "other_sizes", "a head has 24 channels"),
+    ],
+)
+def test_other_sizes_are_named_as_what_they_are(sizes: dict[str, int], code: str, says: str) -> None:
+    certificate = lockstep.verify(f"{FOREIGN}/contexts.py:Grouped", arguments={"d_model": 64, **sizes}, thorough=False)
+    assert certificate.verdict == "different", certificate.table()
+    (finding,) = certificate.findings
+    assert finding.code == code
+    assert re.search(says, finding.sentence)

@@ -192,15 +192,12 @@ class _Verification:
             if error.certain:
                 c.differs("unknown", f"unknown difference, first seen in {error}")
                 return None, search
-            refuted = search.counterexample()
+            refuted = search.refuted(error)
             if refuted is None:
                 raise CannotTell(
                     f"unknown difference, first seen in {error}; it does nothing that multi-head attention never does"
                 ) from None
-            c.differs(
-                refuted[0],
-                f"unknown difference, first seen in {error}; no multi-head attention does this: {refuted[1]}",
-            )
+            c.differs(*refuted)
             return None, search
         finally:
             c.conventions = search.conventions

@@ -5,6 +5,7 @@ key, where only the value path matters; then several keys, where the scores do; 
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations, product
 
@@ -16,6 +17,7 @@ from lockstep.verification.conventions import Conventions, MaskForm
 from lockstep.verification.counterexample import counterexample
 from lockstep.verification.formula import FAULTS, Fault, Norm, plain_norm
 from lockstep.verification.hypotheses import Hypothesis, has_scores_fault, reproduces, stored_alike, tied
+from lockstep.verification.other_sizes import other_sizes
 from lockstep.verification.user_code import UserCodeError, user_code
 from lockstep.verification.weight_search import Cell, Groups, bijective, cells, redraw, whole_norms
 
@@ -108,13 +110,26 @@ class MappingSearch:
         self._redraw(biases=True)
         return self._biases(found)
 
-    def counterexample(self) -> tuple[str, str] | None:
-        """See :func:`~lockstep.verification.counterexample.counterexample`."""
+    def refuted(self, error: Unexplained) -> tuple[str, str] | None:
+        """The code and the sentence of what it is instead, or of what it does that no multi-head attention does."""
 
         def ask(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return self.run((query, key, value), self.neutrals[0])
 
-        return counterexample(ask, self.sizes.d_model, self.conventions.roles, self.dtype)
+        with suppress(UserCodeError):
+            with torch.no_grad():
+                for parameter in (p for p in self.module.parameters() if p.dim() == 1):
+                    parameter.zero_()
+            inputs = self.inputs(2, 7, 7)
+            sized = other_sizes(dict(self.module.named_parameters()), self.sizes, inputs, ask(*inputs))
+            if sized is not None:
+                return sized
+        self._redraw(biases=False)
+        refuted = counterexample(ask, self.sizes.d_model, self.conventions.roles, self.dtype)
+        if refuted is None:
+            return None
+        code, does = refuted
+        return code, f"unknown difference, first seen in {error}; no multi-head attention does this: {does}"
 
     # One key: out = W_o W_v value.
 

@@ -410,3 +410,21 @@ class KeyAndValueSwapped(Right):
 class Divided(Right):
     def weights(self, scores):
         return scores.softmax(-1) / self.h
+
+
+class Grouped(nn.Module):
+    """Two heads of key and value serve the heads of the query, a half each."""
+
+    def __init__(self, d_model, num_heads, num_kv=1, packed=False, inner=0):
+        super().__init__()
+        self.h, self.n, self.k = num_heads, num_kv, (inner or d_model) // num_heads
+        rows = [self.h * self.k, self.n * self.k, self.n * self.k]
+        self.rows = rows
+        self.proj = nn.ModuleList(nn.Linear(d_model, size) for size in ([sum(rows)] if packed else rows))
+        self.out = nn.Linear(self.h * self.k, d_model)
+
+    def forward(self, x):
+        parts = self.proj[0](x).split(self.rows, -1) if len(self.proj) == 1 else [p(x) for p in self.proj]
+        q, k, v = (part.unflatten(-1, (-1, self.k)).transpose(1, 2) for part in parts)
+        k, v = (part.repeat_interleave(self.h // self.n, 1) for part in (k, v))
+        return self.out(((q @ k.transpose(-2, -1) / self.k**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2))
