@@ -114,7 +114,7 @@ def _situation_checks(candidate: Candidate, s: Situation, known: Judged) -> list
     checks = []
     for kind, figures, nulls in zip(("output", "gradients"), _differences(found, exact, precision), own, strict=True):
         if figures:
-            own_limit = 2 * limit if kind == "gradients" and s.precision in NARROW else limit
+            own_limit = 5 * limit if kind == "gradients" and s.precision in NARROW else limit
             limits = {name: max(own_limit, 4 * nulls.get(name, 0.0)) for name in figures}
             worst = max(figures, key=lambda name: figures[name] / limits[name])
             sharp = sharp and (kind == "output" or any(g.abs().max() > 1e-6 for g in exact.gradients.values()))

@@ -1,5 +1,6 @@
 """The question as people ask it: is this class multi-head attention, and if not, what is wrong with it?"""
 
+import io
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
@@ -115,8 +116,7 @@ class _Verification:
         if isinstance(loaded, nn.Module):
             module, sizes = loaded, sizes_of(loaded, heads)
         else:
-            with user_code("constructing it") as printed:
-                module, c.arguments, sizes = construct(loaded, arguments, heads)
+            (module, c.arguments, sizes), printed = self._constructed(loaded, arguments, heads)
             if heads is None and "'num_heads'" not in str(c.arguments):
                 self.others = other_heads(sizes)
             c.remarks += [
@@ -161,6 +161,19 @@ class _Verification:
         if masks.undecided and not c.findings:
             c.verdict = "could not tell"
             c.findings.append(Finding("mask_inverted", masks.undecided))
+
+    def _constructed(
+        self, cls: type, arguments: Mapping[str, Any], heads: int | None
+    ) -> tuple[tuple[nn.Module, dict[str, Any], Sizes], io.StringIO]:
+        """The class at the sizes that are stated, or at ours; where it refuses these, with other numbers of heads."""
+        refused: list[UserCodeError] = []
+        for number in (heads, 1, 8) if heads is None else (heads,):
+            try:
+                with user_code("constructing it") as printed:
+                    return construct(cls, arguments, number), printed
+            except UserCodeError as error:
+                refused.append(error)
+        raise refused[0]
 
     def _understand(self, module: nn.Module, sizes: Sizes, lazy: bool) -> tuple[Hypothesis | None, MappingSearch]:
         """How it is called, and which parameter plays which role; None where it is found to differ before."""
