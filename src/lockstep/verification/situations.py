@@ -29,7 +29,7 @@ class Situation:
         forms: the forms of the masks that are given.
         hidden: which keys the masks hide: see :data:`HIDDEN`.
         is_causal: the class's own causal switch is on.
-        mode: "eval", "training", or "mixed" (training, and what it is made of in eval); nothing is dropped.
+        mode: see :data:`MODES`; nothing is dropped.
         gradients: of what, see :data:`GRADIENTS`; or "none" (``no_grad``) and "inference".
         upstream: the gradient that the output is given, see :data:`UPSTREAM`.
         precision: "full" (float64 where the class can), "float32", "bfloat16", "float16", or "autocast" (float32 under
@@ -83,7 +83,7 @@ class Situation:
         words += [SAME[self.same]] if self.same != PLAIN.same else []
         words += [STORAGE[self.storage]] if self.storage != PLAIN.storage else []
         words += [VALUES[self.values]] if self.values != PLAIN.values else []
-        words += [self.mode] if self.mode != PLAIN.mode else []
+        words += [MODES[self.mode]] if self.mode != PLAIN.mode else []
         words += [GRADIENTS[self.gradients]] if self.gradients != PLAIN.gradients else []
         words += [UPSTREAM[self.upstream]] if self.upstream != PLAIN.upstream else []
         words += [self.precision] if self.precision != PLAIN.precision else []
@@ -118,6 +118,7 @@ VALUES = {
 }
 SATURATED = ("large", "huge", "immense", "offset")
 """Values with large scores."""
+MODES = {"eval": "eval", "training": "training", "mixed": "training with its parts in eval"}
 GRADIENTS = {
     "everything": "gradients of everything",
     "weights": "gradients of the weights alone",
@@ -230,7 +231,7 @@ def axes(
         "precision": ["full", "float32", *NARROW],
         "is_causal": [False, *([True] if conventions.causal_argument else [])],
         "integers": [False, True] if any(form.meaning in NUMBERS for form in known) else [False],
-        "mode": ["eval", "training", "mixed"],
+        "mode": list(MODES),
         "options": [(), *(((name, value),) for name, value in options.items())],
         "omitted": list(dict.fromkeys([(), tuple(optional), *((name,) for name in optional)])),
         "size": list(sizes),
