@@ -73,10 +73,14 @@ def test_it_is_found_where_it_is_wrong(name: str, says: str) -> None:
     ("name", "precision", "dropout"),
     [
         ("Float32Softmax", "float32 inside", "attention weights are dropped, each for itself"),
-        ("RefusesDouble", "float32 only", "attention weights are dropped, each for itself"),
+        pytest.param(
+            "RefusesDouble", "float32 only", "attention weights are dropped, each for itself", marks=pytest.mark.slow
+        ),
         ("OptionalContext", "float64", "attention weights are dropped, each for itself"),
-        ("OwnDropout", "float64", "attention weights are dropped, each for itself"),
-        ("OutputDropoutToo", "float64", "attention weights and then outputs are dropped"),
+        pytest.param("OwnDropout", "float64", "attention weights are dropped, each for itself", marks=pytest.mark.slow),
+        pytest.param(
+            "OutputDropoutToo", "float64", "attention weights and then outputs are dropped", marks=pytest.mark.slow
+        ),
     ],
 )
 @pytest.mark.usefixtures("few_mutants")
@@ -134,10 +138,15 @@ def test_several_faults_have_their_names(name: str, codes: list[str]) -> None:
 @pytest.mark.parametrize(
     ("sizes", "code", "says"),
     [
-        ({"num_heads": 4, "num_kv": 2}, "fewer_key_heads", "2 heads of key and value serve 4 of the query"),
+        pytest.param({"num_heads": 4, "num_kv": 2}, "fewer_key_heads", "2 heads of .* serve 4", marks=pytest.mark.slow),
         ({"num_heads": 4, "num_kv": 2, "packed": True}, "fewer_key_heads", "2 heads of key and value serve 4"),
         ({"num_heads": 4, "num_kv": 4, "inner": 32}, "other_sizes", "a head has 8 channels, where .* is 16"),
-        ({"num_heads": 4, "num_kv": 4, "inner": 96, "packed": True}, "other_sizes", "a head has 24 channels"),
+        pytest.param(
+            {"num_heads": 4, "num_kv": 4, "inner": 96, "packed": True},
+            "other_sizes",
+            "a head has 24 channels",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_other_sizes_are_named_as_what_they_are(sizes: dict[str, int], code: str, says: str) -> None:

@@ -24,7 +24,7 @@ from lockstep.verification.foreign import resolve
 from lockstep.verification.situations import PLAIN, Situation
 from lockstep.verification.user_code import user_code
 
-RATE, SAMPLES, CALLS = 0.25, 256, 12
+RATE, SAMPLES, CALLS = 0.25, 256, 8
 """Samples in one call, and calls."""
 FALSE_ALARM = 7.5
 """Standard errors that the largest of some thousand figures exceeds less than once in a million verifications."""
