@@ -101,7 +101,9 @@ def draw(
             views = {role: leaf[:, : x.size(1), i * D : i * D + D] for i, (role, x) in enumerate(exact.items(), 1)}
         else:
             for role, x in exact.items():
-                storage = "contiguous" if role != "key" and s.storage == "key transposed" else s.storage
+                # One position for all: of the query alone, where it is another tensor than the key.
+                alone = {"key transposed": "key", "one position": owner["query"]}.get(s.storage, role)
+                storage = s.storage if role == alone else "contiguous"
                 leaf = _leaf(x, storage).requires_grad_(role in asked)
                 leaves.append(leaf)
                 views[role] = _view(leaf, storage, x)

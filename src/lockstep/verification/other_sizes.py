@@ -61,7 +61,8 @@ def _agreeing(
     if any(p.size(1) != D for p in projections) or len(query) % H or len(value) % V:
         return None
     K, n = len(query) // H, len(value) // V
-    if not n or H % n or len(key) != n * K:
+    usual = n == H and K == V == sizes.head_dim  # what is wrong is something else
+    if usual or not n or H % n or len(key) != n * K:
         return None
     weights = {
         "query.weight": query.view(H, K, D),
@@ -75,5 +76,5 @@ def _agreeing(
     if n < H:
         return "fewer_key_heads", f"equals the reference except that {n} heads of key and value serve {H} of the query"
     wide = f"{K} channels" if K == V else f"{K} channels in the scores and {V} in the values"
-    usual = f"where d_model / num_heads is {sizes.head_dim}"
-    return "other_sizes", f"equals the reference except that a head has {wide}, {usual}"
+    instead = f"where d_model / num_heads is {sizes.head_dim}"
+    return "other_sizes", f"equals the reference except that a head has {wide}, {instead}"

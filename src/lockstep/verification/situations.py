@@ -134,7 +134,7 @@ STORAGE = {
     "channels first": "inputs with channels first",
     "every second channel": "every second channel of wider inputs",
     "one sample": "one sample expanded to all",
-    "one position": "one position, and one row of the mask, expanded to all",
+    "one position": "one query position, and one row of the mask, expanded to all",
     "sliced": "inputs that are parts of one tensor",
     "overlapping": "a query that is the first part of the key",
     "key transposed": "a transposed key",
