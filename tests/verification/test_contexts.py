@@ -39,7 +39,7 @@ def verify(name: str, *, thorough: bool = True) -> Certificate:
         ("WideHead", "2 heads of 32"),
         ("WithoutBias", "no biases"),
         ("Clamped", "scores beyond 500"),
-        ("EqualScores", "equal keys|one position"),
+        ("EqualScores", "equal keys|one query position"),
         ("DropsTwice", "twice over"),
         ("DropsScores", "another mean or variance"),
         ("DropsOutput", "falls on the output"),
